@@ -73,66 +73,95 @@ def meet(launch: Launch, timeout: float, channels: int = 1) -> list[dict[int, so
 
 def _listen(launch: Launch, deadline: float, timeout: float, channels: int) -> dict[tuple[int, int], socket.socket]:
     """Accept the connections of all other ranks; return {(rank, channel): socket}."""
-    token = launch.token or ("" if not launch.file else secrets.token_hex(16))
-    listener = _bind(launch)
-    done: queue.SimpleQueue[tuple[tuple[int, int], socket.socket] | str] = queue.SimpleQueue()
-    found: dict[tuple[int, int], socket.socket] = {}
-    closing = threading.Event()
-    lock = threading.Lock()
-    taken: set[tuple[int, int]] = set()
+    listener = _Listener(launch, deadline, channels)
+    try:
+        listener.open()
+        return listener.wait_for_all(timeout)
+    finally:
+        listener.close()
 
-    def shake(connection: socket.socket, address: Any) -> None:
+
+class _Listener:
+    """Rank 0's port in a meeting. One thread accepts connections, and each has a thread for its handshake, so that a
+    stranger who is silent keeps nobody else waiting.
+    """
+
+    def __init__(self, launch: Launch, deadline: float, channels: int) -> None:
+        self.launch, self.deadline, self.channels = launch, deadline, channels
+        self.token = launch.token or ("" if not launch.file else secrets.token_hex(16))
+        self.socket = _bind(launch)
+        # Of each handshake that is over: ((rank, channel), its connection), or a sentence about who was refused.
+        self.results: queue.SimpleQueue[tuple[tuple[int, int], socket.socket] | str] = queue.SimpleQueue()
+        self.taken: set[tuple[int, int]] = set()  # ranks and channels that have come; under the lock
+        self.lock = threading.Lock()
+        self.closing = threading.Event()
+
+    def open(self) -> None:
+        """Say in the meeting file, if there is one, where this listens, and begin to accept."""
+        if self.launch.file:
+            _publish(self.launch.file, self.socket.getsockname()[1], self.token)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def wait_for_all(self, timeout: float) -> dict[tuple[int, int], socket.socket]:
+        """{(rank, channel): connection} when all have come. PeerError at the deadline, which was `timeout` seconds
+        away when the meeting began; what has come by then is closed.
+        """
+        found: dict[tuple[int, int], socket.socket] = {}
+        refused = ""
         try:
-            connection.settimeout(max(0.1, min(_HANDSHAKE, deadline - time.monotonic())))
-            who = _greet(launch, token, connection, taken, lock, channels)
+            while len(found) < (self.launch.world_size - 1) * self.channels:
+                try:
+                    result = self.results.get(timeout=max(0.0, self.deadline - time.monotonic()))
+                except queue.Empty:
+                    raise PeerError(self._missing(found, timeout, refused)) from None
+                if isinstance(result, str):
+                    refused = result
+                else:
+                    found[result[0]] = result[1]
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+        return found
+
+    def close(self) -> None:
+        """Accept nobody else, and remove the meeting file."""
+        self.closing.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        self.socket.close()
+        if self.launch.file:
+            with contextlib.suppress(OSError):
+                os.unlink(self.launch.file)
+
+    def _accept(self) -> None:
+        while not self.closing.is_set():
+            try:
+                connection, address = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._shake, args=(connection, address), daemon=True).start()
+
+    def _shake(self, connection: socket.socket, address: Any) -> None:
+        """The handshake with one connection; its result goes to `results`."""
+        try:
+            connection.settimeout(max(0.1, min(_HANDSHAKE, self.deadline - time.monotonic())))
+            who = _greet(self.launch, self.token, connection, self.taken, self.lock, self.channels)
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            done.put((who, connection))
+            self.results.put((who, connection))
         except Refused as error:
             connection.close()
-            done.put(f"{address[0]} was refused: {error}")
+            self.results.put(f"{address[0]} was refused: {error}")
         except NO_GREETING:
             connection.close()  # a stranger, or a rank that ended: it is missed, or comes again
 
-    def accept() -> None:
-        while not closing.is_set():
-            try:
-                connection, address = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=shake, args=(connection, address), daemon=True).start()
-
-    refused = ""
-    try:
-        if launch.file:
-            _publish(launch.file, listener.getsockname()[1], token)
-        threading.Thread(target=accept, daemon=True).start()
-        while len(found) < (launch.world_size - 1) * channels:
-            try:
-                one = done.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                missing = [rank for rank in range(1, launch.world_size) if (rank, channels - 1) not in found]
-                raise PeerError(
-                    f"distributed: {ranks_text(missing)} of {launch.world_size} did not come within {timeout:g} s"
-                    + (f"; {refused}" if refused else "")
-                ) from None
-            if isinstance(one, str):
-                refused = one
-            else:
-                found[one[0]] = one[1]
-    except BaseException:
-        for connection in found.values():
-            connection.close()
-        raise
-    finally:
-        closing.set()
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
-        listener.close()
-        if launch.file:
-            with contextlib.suppress(OSError):
-                os.unlink(launch.file)
-    return found
+    def _missing(self, found: dict[tuple[int, int], socket.socket], timeout: float, refused: str) -> str:
+        """Which ranks have not come, and who was refused last, as a sentence."""
+        size = self.launch.world_size
+        missing = [rank for rank in range(1, size) if (rank, self.channels - 1) not in found]
+        text = f"distributed: {ranks_text(missing)} of {size} did not come within {timeout:g} s"
+        return f"{text}; {refused}" if refused else text
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -225,6 +225,9 @@ class Watch:
                 _print(f"warning: distributed: the watchdog of rank {self.rank} has failed: {shown(error)}")
 
     def _loop(self, selector: selectors.BaseSelector) -> None:
+        """Hear the others, beat, and look for whoever is lost, until the main thread stops this one; then send what is
+        left.
+        """
         selector.register(self._woken, selectors.EVENT_READ)
         for link in self._links:
             selector.register(link.talk, selectors.EVENT_READ, (link, True))
@@ -232,13 +235,7 @@ class Watch:
         before = next_beat = next_look = time.monotonic()
         pause = min(0.2, self.times.beat / 4)  # between two looks, of which each takes all ranks
         while not self._stopping:
-            wait = min(next_beat, next_look) - time.monotonic()
-            for key, _ in selector.select(max(0.0, wait)):
-                if key.data is None:
-                    with contextlib.suppress(OSError):
-                        self._woken.recv(1 << 12)
-                elif not self._read(*key.data):
-                    selector.unregister(key.fileobj)
+            self._wait(selector, min(next_beat, next_look))
             now = time.monotonic()
             if now - before > self.times.silent / 3:
                 self._judge.forgive(now)  # the process was stopped, or something kept the GIL
@@ -253,13 +250,32 @@ class Watch:
             for link in self._links:
                 link.flush()
             if self.verdict is None:
-                self._judge.saw(self.rank, now, self.progress.beat())
-                verdict, warnings = self._judge.look(now)
-                for text in warnings:
-                    _print(f"warning: distributed: {text}")
-                if verdict is not None:
-                    self._convict(verdict)
+                self._look(now)
         self._obey()
+        self._send_the_rest()
+
+    def _wait(self, selector: selectors.BaseSelector, until: float) -> None:
+        """Read what comes, once: when something has come, when the main thread wakes this one, or at `until`."""
+        for key, _ in selector.select(max(0.0, until - time.monotonic())):
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    self._woken.recv(1 << 12)
+            elif not self._read(*key.data):
+                selector.unregister(key.fileobj)
+
+    def _look(self, now: float) -> None:
+        """Have the judge look at all ranks; print its warnings, and act on its verdict."""
+        self._judge.saw(self.rank, now, self.progress.beat())
+        verdict, warnings = self._judge.look(now)
+        for text in warnings:
+            _print(f"warning: distributed: {text}")
+        if verdict is not None:
+            self._convict(verdict)
+
+    def _send_the_rest(self) -> None:
+        """Send what waits to be sent, for `_FLUSH` at most; after an error read, too, until the others have left, for
+        `_GRACE` at most.
+        """
         waits = self._failed and self.verdict is None  # else the others end by themselves
         deadline = time.monotonic() + (_GRACE if waits else _FLUSH)
         while time.monotonic() < deadline:
