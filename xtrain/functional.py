@@ -9,7 +9,7 @@ sentence, an id out of range IndexError.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from . import _C
 from ._C import Tensor
@@ -330,23 +330,9 @@ def _check_composed(
     query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None,
     documents: Tensor | None, window: int | None, sinks: Tensor | None, softcap: float | None,
 ) -> None:  # fmt: skip
-    def refuse(rule: str, got: object, kind: type[Exception] = ValueError) -> None:
-        raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
-
-    need_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
-    if not query.dtype.is_floating_point:
-        refuse("query must have a floating point dtype", query.dtype.name, TypeError)
-    for name, x in (("key", key), ("value", value)):
-        if x.dtype != query.dtype:
-            refuse(f"{name} must have the dtype of query, {query.dtype.name}", x.dtype.name, TypeError)
-    shapes = [tuple(x.shape) for x in (query, key, value)]
-    if any(len(shape) != 4 for shape in shapes):
-        refuse("query, key and value must have 4 dims", shapes)
-    (batch, heads, rows, width), (_, groups, cols, _), _ = shapes
-    if shapes[1] != (batch, groups, cols, width) or shapes[2][:3] != (batch, groups, cols):
-        refuse("query, key and value must be [B, H, Sq, D], [B, K, Skv, D] and [B, K, Skv, D]", shapes)
-    if groups != heads and not (enable_gqa and groups and heads % groups == 0):
-        refuse("key must have query's number of heads, or a divisor of it with enable_gqa", f"{groups} and {heads}")
+    """TypeError or ValueError for arguments of composed attention, as of the op."""
+    refuse = _refuse_attention
+    batch, heads, rows, cols = _attention_sizes(query, key, value, enable_gqa)
     if backend is not None:
         refuse("backend must be None with attn_mask or dropout_p", repr(backend))
     if documents is not None:
@@ -366,15 +352,46 @@ def _check_composed(
         refuse("softcap must be positive and finite in float32", softcap)
     if mask is not None and documents is not None:
         refuse("attn_mask must be None with documents", "both")
+    if mask is not None:
+        _check_mask(mask, is_causal, (batch, heads, rows, cols))
+
+
+def _refuse_attention(rule: str, got: object, kind: type[Exception] = ValueError) -> NoReturn:
+    raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
+
+
+def _attention_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, int, int, int]:
+    """B, H, Sq and Skv of query [B, H, Sq, D], key and value [B, K, Skv, D]. TypeError or ValueError for tensors that
+    are not alike, or do not fit.
+    """
+    refuse = _refuse_attention
+    need_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
+    if not query.dtype.is_floating_point:
+        refuse("query must have a floating point dtype", query.dtype.name, TypeError)
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            refuse(f"{name} must have the dtype of query, {query.dtype.name}", x.dtype.name, TypeError)
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes):
+        refuse("query, key and value must have 4 dims", shapes)
+    (batch, heads, rows, width), (_, groups, cols, _), _ = shapes
+    if shapes[1] != (batch, groups, cols, width) or shapes[2][:3] != (batch, groups, cols):
+        refuse("query, key and value must be [B, H, Sq, D], [B, K, Skv, D] and [B, K, Skv, D]", shapes)
+    if groups != heads and not (enable_gqa and groups and heads % groups == 0):
+        refuse("key must have query's number of heads, or a divisor of it with enable_gqa", f"{groups} and {heads}")
+    return batch, heads, rows, cols
+
+
+def _check_mask(mask: object, is_causal: bool, most: tuple[int, int, int, int]) -> None:
+    """TypeError or ValueError for an attn_mask that is not None; most: B, H, Sq, Skv, to which it broadcasts."""
+    refuse = _refuse_attention
     if not isinstance(mask, Tensor):
-        if mask is not None:
-            refuse("attn_mask must be a Tensor or None", type(mask).__name__, TypeError)
-        return
+        refuse("attn_mask must be a Tensor or None", type(mask).__name__, TypeError)
     if is_causal:
         refuse("attn_mask must be None with is_causal", "both")
     if mask.dtype != _C.bool and not mask.dtype.is_floating_point:
         refuse("attn_mask must have dtype bool or a floating one", mask.dtype.name, TypeError)
-    shape, most = tuple(mask.shape), (batch, heads, rows, cols)
+    shape = tuple(mask.shape)
     if len(shape) > 4 or any(n not in (1, size) for n, size in zip(reversed(shape), reversed(most), strict=False)):
         refuse(f"attn_mask must broadcast to {most}", shape)
 

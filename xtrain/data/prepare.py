@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from .._types import is_whole
 from ..errors import DataError
 from ..files import reason, write_file
 from ..tokenizers import ByteTokenizer, Tokenizer
@@ -62,7 +63,7 @@ def prepare(
     DataError for what cannot be read, and when it would replace a text it is made of.
     """
     source, out = os.fspath(source), os.fspath(out)
-    if isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= MOST:
+    if not (is_whole(processes) and 1 <= processes <= MOST):
         raise DataError(f"data: processes must be an integer in [1, {MOST}], got {processes!r}")
     if token_bytes:
         return _prepare_raw(source, out, tokenizer, token_bytes)
@@ -72,40 +73,58 @@ def prepare(
     files = source_files(source)
     if os.path.exists(out) and any(_same_file(file, out) and (is_packed(file) or holds_text(file)) for file in files):
         raise DataError(f"data: the tokens must go into another file than the text of {source}, got {out}")
-    count = text_bytes = 0
-    documents = array("Q")  # where each begins
-    mask = bytearray()  # of the tokens so far, once there is one that is not learned
-
     kept = Kept(Path(f"{out}.part"), files, tokenizer, field) if resume else None
+    written = _Documents(width)
 
     def write(stream: BinaryIO) -> None:
-        nonlocal count, text_bytes
-        stream.write(b"\0" * HEADER_BYTES)
+        stream.write(b"\0" * HEADER_BYTES)  # the header is known last
         found = (document for file in files for document in read_documents(file, field))
-        encoded = (one for batch in encode(found, tokenizer, field, processes, kept) for one in batch)
-        for tokens, learned, size in encoded:
-            documents.append(count)
-            ids = tokens.astype(f"<u{width}", copy=False)
-            stream.write(ids.tobytes())
-            if learned is not None:
-                mask.extend(b"\1" * (count - len(mask)) + learned.astype(np.uint8).tobytes())
-            count += len(ids)
-            text_bytes += size
-            if len(documents) % _SHOWN == 0:
-                progress(count)
-        if not count:
+        for batch in encode(found, tokenizer, field, processes, kept):
+            for tokens, learned, size in batch:
+                written.add(stream, tokens, learned, size)
+                if len(written.begins) % _SHOWN == 0:
+                    progress(written.count)
+        if not written.count:
             raise DataError(f"data: {source} holds no text files")
-        if mask:
-            mask.extend(b"\1" * (count - len(mask)))
-            text_bytes = 0  # of what is learned: not known
-        index = write_index(stream, documents, tokenizer, mask)
-        stream.seek(0)
-        stream.write(HEADER.pack(MAGIC, 2, width, count, text_bytes, vocab, *index))
+        written.finish(stream, tokenizer, vocab)
 
     _write(out, write)
     if kept is not None:
         kept.remove()
-    return count
+    return written.count
+
+
+class _Documents:
+    """What is known of the documents that a token file holds so far. width: bytes of a token.
+
+    count, text_bytes: tokens, and bytes of the text they were made of. begins: the place where each document begins.
+    mask: 1 for each token that is learned, else 0; empty until there is one that is not.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.count = self.text_bytes = 0
+        self.begins = array("Q")
+        self.mask = bytearray()
+
+    def add(self, stream: BinaryIO, tokens: np.ndarray, learned: np.ndarray | None, text_bytes: int) -> None:
+        """Write the tokens of a document. learned: which of them are learned, None for all."""
+        self.begins.append(self.count)
+        ids = tokens.astype(f"<u{self.width}", copy=False)
+        stream.write(ids.tobytes())
+        if learned is not None:
+            self.mask.extend(b"\1" * (self.count - len(self.mask)) + learned.astype(np.uint8).tobytes())
+        self.count += len(ids)
+        self.text_bytes += text_bytes
+
+    def finish(self, stream: BinaryIO, tokenizer: Tokenizer, vocab: int) -> None:
+        """Write what follows the tokens, and the header."""
+        if self.mask:
+            self.mask.extend(b"\1" * (self.count - len(self.mask)))
+            self.text_bytes = 0  # of what is learned: not known
+        index = write_index(stream, self.begins, tokenizer, self.mask)
+        stream.seek(0)
+        stream.write(HEADER.pack(MAGIC, 2, self.width, self.count, self.text_bytes, vocab, *index))
 
 
 def _write(out: str, write: Callable[[BinaryIO], None]) -> None:

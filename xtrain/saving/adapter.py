@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import _C
@@ -122,13 +123,8 @@ def load_adapter(model: _M, directory: PathLike) -> _M:
     return model
 
 
-@no_grad()
-def install_adapter(model: Module, reader: DirectoryReader) -> None:
-    """Read the adapter of a directory into `model`; see load_adapter."""
-    config = read_adapter_config(reader)
-    path = reader.directory / TENSORS
-    with SafetensorsFile(reader.open(TENSORS)) as file:
-        tensors = {name: file.tensor(name) for name in file.entries}
+def _pairs(path: Path, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of an adapter's file by layer: {layer: {"lora_A": A, "lora_B": B}}; one of the two may be missing."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         parts = _NAME.fullmatch(name)
@@ -137,6 +133,46 @@ def install_adapter(model: Module, reader: DirectoryReader) -> None:
                 f"{path} holds tensor {plain(name)}, which is not supported: LoRA of linear layers is"
             )
         found.setdefault(parts[1], {})[parts[2]] = tensor
+    return found
+
+
+def _check_pair(path: Path, name: str, pair: dict[str, Tensor], layer: Any) -> None:
+    """CheckpointError unless A [r, in] and B [out, r] are there and fit the layer."""
+    kind = ADAPTED.get(type(layer), type(layer))
+    shape = tuple(layer.weight.shape)[:: -1 if kind.transposed else 1]  # [out, in]
+    a, b = (pair.get(part) for part in ("lora_A", "lora_B"))
+    if a is None or b is None:
+        raise CheckpointError(f"{path} holds lora_{'A' if b is None else 'B'} of {plain(name)} alone")
+    sizes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+    if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != shape or not 0 < a.shape[0] == b.shape[1]:
+        rule = f"(r, {shape[1]}) and ({shape[0]}, r)"
+        raise CheckpointError(f"{path}: lora_A and lora_B of {plain(name)} must have shapes {rule}, got {sizes}")
+    if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
+        kinds = f"{a.dtype.name} and {b.dtype.name}"
+        raise CheckpointError(f"{path}: lora_A and lora_B of {plain(name)} must be floating point, got {kinds}")
+
+
+def _check_same_lora(reader: DirectoryReader, model: Module, ranks: dict[str, int], config: LoraConfig) -> None:
+    """CheckpointError unless the LoRA that the model has is of the adapter's layers, ranks and scale."""
+    have = {name: layer.lora_A.out_features for name, layer in lora_layers(model).items()}
+    if have != ranks:
+        raise CheckpointError(f"{reader.directory / TENSORS} must hold LoRA of the layers and ranks that the model has")
+    own: LoraConfig = model.lora_config  # pyright: ignore[reportAttributeAccessIssue]  (models with LoRA have it)
+    if (own.lora_alpha, own.use_rslora) != (config.lora_alpha, config.use_rslora):
+        raise CheckpointError(
+            f"{reader.directory / CONFIG}: lora_alpha and use_rslora must be {own.lora_alpha} and "
+            f"{own.use_rslora}, as in the model's LoRA, got {config.lora_alpha} and {config.use_rslora}"
+        )
+
+
+@no_grad()
+def install_adapter(model: Module, reader: DirectoryReader) -> None:
+    """Read the adapter of a directory into `model`; see load_adapter."""
+    config = read_adapter_config(reader)
+    path = reader.directory / TENSORS
+    with SafetensorsFile(reader.open(TENSORS)) as file:
+        tensors = {name: file.tensor(name) for name in file.entries}
+    found = _pairs(path, tensors)
     modules = dict(model.named_modules())
     there = lora_layers(model)
     for name, pair in found.items():
@@ -144,31 +180,12 @@ def install_adapter(model: Module, reader: DirectoryReader) -> None:
         if type(layer) not in ADAPTED and name not in there:
             what = "does not have" if layer is None else f"has as a {type(layer).__name__}"
             raise CheckpointError(f"{path} holds LoRA of {plain(name)}, which the model {what}")
-        kind = ADAPTED.get(type(layer), type(layer))
-        shape = tuple(layer.weight.shape)[:: -1 if kind.transposed else 1]  # [out, in]
-        a, b = (pair.get(part) for part in ("lora_A", "lora_B"))
-        if a is None or b is None:
-            raise CheckpointError(f"{path} holds lora_{'A' if b is None else 'B'} of {plain(name)} alone")
-        sizes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != shape or not 0 < a.shape[0] == b.shape[1]:
-            rule = f"(r, {shape[1]}) and ({shape[0]}, r)"
-            raise CheckpointError(f"{path}: lora_A and lora_B of {plain(name)} must have shapes {rule}, got {sizes}")
-        if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
-            kinds = f"{a.dtype.name} and {b.dtype.name}"
-            raise CheckpointError(f"{path}: lora_A and lora_B of {plain(name)} must be floating point, got {kinds}")
+        _check_pair(path, name, pair, layer)
     if not found:
         raise CheckpointError(f"{path} holds no LoRA")
     ranks = {name: int(pair["lora_A"].shape[0]) for name, pair in found.items()}
     if there:
-        have = {name: layer.lora_A.out_features for name, layer in there.items()}
-        if have != ranks:
-            raise CheckpointError(f"{path} must hold LoRA of the layers and ranks that the model has")
-        own: LoraConfig = model.lora_config  # pyright: ignore[reportAttributeAccessIssue]  (models with LoRA have it)
-        if (own.lora_alpha, own.use_rslora) != (config.lora_alpha, config.use_rslora):
-            raise CheckpointError(
-                f"{reader.directory / CONFIG}: lora_alpha and use_rslora must be {own.lora_alpha} and "
-                f"{own.use_rslora}, as in the model's LoRA, got {config.lora_alpha} and {config.use_rslora}"
-            )
+        _check_same_lora(reader, model, ranks, config)
     else:
         random = _C.get_rng_state()
         place_layers(model, ranks, config)

@@ -163,17 +163,7 @@ def first_divergence(
             raise TypeError(f"first_divergence: {name} must be a context manager, got {type(value).__name__}")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise TypeError(f"first_divergence: seed must be an int, got {type(seed).__name__}")
-    if reference is None and not isinstance(model, nn.Module):
-        raise ValueError("first_divergence: reference must be given unless model is an nn.Module, got None")
-    if isinstance(model, nn.Module) and not (
-        reference is None or isinstance(reference, nn.Module) or is_torch_module(reference) or callable(reference)
-    ):
-        raise TypeError(
-            "first_divergence: reference must be an nn.Module, a torch.nn.Module or a function, "
-            f"got {type(reference).__name__}"
-        )
-    if is_torch_module(reference) and reference_run is None:
-        raise ValueError("first_divergence: reference_run must be given for a PyTorch module, got None")
+    _check_reference(model, reference, reference_run)
     if reference is None:
         reference = copy.deepcopy(model).to(_C.float64)
         reference_context = reference_context or _plain
@@ -188,21 +178,36 @@ def first_divergence(
             model,
         )
         result = _compare(mine, other, finite_differences)
-    places = [_first_nan(mine), _first_nan(other)]
-    if places[0] is not None and places[0] == places[1]:
-        result.nan = [f"NaN first appears, in both runs, in {places[0]}"]
-    else:
-        result.nan = [
-            f"NaN first appears in the {whose}'s run in {place}"
-            for whose, place in zip(("model", "reference"), places, strict=True)
-            if place is not None
-        ]
+    result.nan = _nan_lines(_first_nan(mine), _first_nan(other))
     if all(math.isnan(c.own) for c in result.comparisons):
         raise ValueError(
             "first_divergence: reference must have results that can be compared with those of model, got none: "
             "their parameters or outputs differ in shape"
         )
     return result
+
+
+def _check_reference(model: Any, reference: Any, reference_run: Any) -> None:
+    """ValueError or TypeError for a reference that is missing, or that is nothing to compare with."""
+    if reference is None and not isinstance(model, nn.Module):
+        raise ValueError("first_divergence: reference must be given unless model is an nn.Module, got None")
+    if isinstance(model, nn.Module) and not (
+        reference is None or isinstance(reference, nn.Module) or is_torch_module(reference) or callable(reference)
+    ):
+        raise TypeError(
+            "first_divergence: reference must be an nn.Module, a torch.nn.Module or a function, "
+            f"got {type(reference).__name__}"
+        )
+    if is_torch_module(reference) and reference_run is None:
+        raise ValueError("first_divergence: reference_run must be given for a PyTorch module, got None")
+
+
+def _nan_lines(mine: str | None, other: str | None) -> list[str]:
+    """Divergence.nan of two runs, given where each first has NaN."""
+    if mine is not None and mine == other:
+        return [f"NaN first appears, in both runs, in {mine}"]
+    known = [(whose, place) for whose, place in (("model", mine), ("reference", other)) if place is not None]
+    return [f"NaN first appears in the {whose}'s run in {place}" for whose, place in known]
 
 
 def _first_nan(side: _Side) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import _C
 from .._C import Tensor
+from .._types import is_whole
 from ..autograd import no_grad
 from .formats import format_of, is_finite
 
@@ -123,28 +124,9 @@ def grad_check(
     no_grad().
     """
     given = _as_list(inputs)
-    if not callable(fn):
-        raise TypeError(f"grad_check: fn must be callable, got {type(fn).__name__}")
-    if projections is not None and (
-        isinstance(projections, bool) or not isinstance(projections, int) or projections < 0
-    ):
-        raise ValueError(f"grad_check: projections must be None or an int of at least 0, got {projections!r}")
-    for text, value in zip(("eps", "rtol", "atol"), (eps, rtol, atol), strict=True):
-        if value is not None and not (is_finite(value) and value > 0):
-            raise ValueError(f"grad_check: {text} must be positive and finite, got {value!r}")
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"grad_check: seed must be an int of at least 0, got {seed!r}")
+    _check_options(fn, projections, (eps, rtol, atol), seed)
     random = np.random.Generator(np.random.PCG64(seed))
-    if any(isinstance(x, Tensor) for x in given):
-        if not _C.is_grad_enabled():
-            raise RuntimeError("grad_check: gradients of Tensors must be recorded, got a call inside no_grad()")
-        if grads is not None:
-            raise ValueError(
-                "grad_check: grads must be None for Tensors, whose gradients come from backward, got a value"
-            )
-        checked, loss, restore = _of_tensors(fn, given, random)
-    else:
-        checked, loss, restore = _of_arrays(fn, given, grads)
+    checked, loss, restore = _parts(fn, given, grads, random)
     found: list[tuple[bool, GradMismatch]] = []
     limit, resolution, typical, in_blocks = 0.0, 0.0, 0.0, False
     try:
@@ -163,8 +145,7 @@ def grad_check(
                 else:
                     rows, seen = _Blocks(change, random, _SCALES if eps is None else (1.0,)).check(count)
                     in_blocks = True
-            known = change.g[np.isfinite(change.g)]
-            size = math.sqrt(float((known * known).mean())) if len(known) else 0.0
+            size = change.typical()
             if typical == 0 or (size > 0 and seen * typical > resolution * size):
                 resolution, typical = seen, size
             found += [(row.relative <= chosen[1], row) for row in rows]
@@ -173,6 +154,30 @@ def grad_check(
     worst = max((row for _, row in found), key=lambda row: row.relative)
     failures = sorted((row for good, row in found if not good), key=lambda row: -row.relative)
     return GradCheck(not failures, worst.relative, worst, failures, len(found), limit, resolution, typical, in_blocks)
+
+
+def _check_options(fn: Any, projections: Any, steps: tuple[Any, Any, Any], seed: Any) -> None:
+    """TypeError or ValueError for options of grad_check; steps: eps, rtol and atol."""
+    if not callable(fn):
+        raise TypeError(f"grad_check: fn must be callable, got {type(fn).__name__}")
+    if projections is not None and not (is_whole(projections) and projections >= 0):
+        raise ValueError(f"grad_check: projections must be None or an int of at least 0, got {projections!r}")
+    for text, value in zip(("eps", "rtol", "atol"), steps, strict=True):
+        if value is not None and not (is_finite(value) and value > 0):
+            raise ValueError(f"grad_check: {text} must be positive and finite, got {value!r}")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"grad_check: seed must be an int of at least 0, got {seed!r}")
+
+
+def _parts(fn: Callable[..., Any], inputs: list[Any], grads: Any, random: np.random.Generator) -> Parts:
+    """The Parts of a check of Tensors, where any input is one, or of arrays; see _of_tensors and _of_arrays."""
+    if not any(isinstance(x, Tensor) for x in inputs):
+        return _of_arrays(fn, inputs, grads)
+    if not _C.is_grad_enabled():
+        raise RuntimeError("grad_check: gradients of Tensors must be recorded, got a call inside no_grad()")
+    if grads is not None:
+        raise ValueError("grad_check: grads must be None for Tensors, whose gradients come from backward, got a value")
+    return _of_tensors(fn, inputs, random)
 
 
 class _Change:
@@ -186,6 +191,11 @@ class _Change:
         self.eps, self.rtol, self.atol = eps, rtol, atol
         self.resolution = 0.0
         self.here, self.rounding = loss(number, values)
+
+    def typical(self) -> float:
+        """The root mean square of the gradients that are finite; 0 where none is."""
+        known = self.g[np.isfinite(self.g)]
+        return math.sqrt(float((known * known).mean())) if len(known) else 0.0
 
     def steps(self, share: np.ndarray, scale: float = 1.0) -> np.ndarray:
         """The step of each element of a share."""

@@ -70,7 +70,7 @@ FAULTS = [
     Fault("mask: cut elsewhere", _D + "corpus.py", "file.loss_mask.part(begin, end)", "file.loss_mask.part(0, end - begin)", "a file is cut with its mask", _LABELS + "test_a_file_is_cut_with_its_mask"),
     Fault("mask: no part of the data", _D + "corpus.py", "return [*self.train, *self.val, *masks]", "return [*self.train, *self.val]", "a changed mask is other data", _LABELS + "test_a_run_counts_what_is_learned"),
     Fault("mask: validation counts all", "xtrain/train/evaluate.py", "np.count_nonzero(state.val_targets[rows] != IGNORED)", "state.val_targets[rows].size", "the validation loss is of learned tokens", _LABELS + "test_a_run_counts_what_is_learned"),
-    Fault("mask: texts before it", _D + "prepare.py", 'mask.extend(b"\\1" * (count - len(mask)) + learned', "mask.extend(learned", "texts are learned whole", _LABELS + "test_a_completion_is_learned_and_the_end"),
+    Fault("mask: texts before it", _D + "prepare.py", 'self.mask.extend(b"\\1" * (self.count - len(self.mask)) + learned', "self.mask.extend(learned", "texts are learned whole", _LABELS + "test_a_completion_is_learned_and_the_end"),
     Fault("mask: readers may ignore it", _D + "token_files.py", '["loss_mask"] if mask else []', "[]", "no reader ignores the mask", _LABELS + "test_damaged_masks_and_documents"),
     Fault("mask: of another length", _D + "token_files.py", "        if size != len(found.tokens):\n", "        if False:\n", "a damaged mask is refused", _LABELS + "test_damaged_masks_and_documents"),
     Fault("documents: any order", _D + "token_files.py", "        _check_order(found.documents, len(found.tokens))\n", "", "documents are in order", _LABELS + "test_damaged_masks_and_documents"),
