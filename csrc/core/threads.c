@@ -3,9 +3,9 @@
  * Why not OpenMP: its runtime hangs in a forked child once the parent has used it, brings a second copy of itself into every
  * process, and ignores Ctrl-C. This pool is small, survives fork, and asks for interrupts between pieces.
  *
- * A job is published under a lock; workers spin a little for the next one (a training step is thousands of short loops) and then
- * sleep, and so does a caller that waits for the last pieces of its workers. Pieces are claimed from an atomic counter: a piece may
- * run on any thread, but always computes the same.
+ * A job is published under a lock. Workers spin a little for the next one (a training step is thousands of short loops), and then
+ * sleep. A caller that waits for the last pieces of its workers spins, then yields, and then sleeps. Pieces are claimed from an atomic
+ * counter: a piece may run on any thread, but always computes the same.
  */
 #define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
 #include "xtrain.h"
@@ -20,7 +20,7 @@
 #define MAX_THREADS 256
 #define SPINS 4000       /* about 20 us of polling */
 #define PATIENCE 100000  /* ns that a caller yields after that, before it sleeps: a wake-up costs it 20 to 50 us */
-#define ASLEEP (1 << 30) /* of Job.running */
+#define ASLEEP (1 << 30) /* a bit of Job.running */
 
 bool (*xt_interrupt_check)(void);
 
@@ -32,7 +32,7 @@ typedef struct Job {
     int running;       /* atomic: workers inside this job, and ASLEEP while its caller sleeps until they have left */
     int stop;          /* atomic: an error or Ctrl-C: claim no more */
     int pause;         /* atomic: the caller is about to fork: workers leave after their piece */
-    int workers;       /* that may join in all */
+    int workers;       /* how many may join in all */
     int limit;         /* of those, how many may still join, under lock */
     XtStatus status;   /* first error, under lock */
     char message[512]; /* its text: the worker's own buffer is not the caller's */
@@ -82,8 +82,8 @@ static void pause_cpu(void) {
 #endif
 }
 
-/* Under the lock, which the caller has held since it set ASLEEP: it waits, or has seen that all have left, and no signal is lost. Then a
- * later caller may get it, whose loop asks again. */
+/* Wakes the caller that sleeps in `withdraw`. It sets ASLEEP and begins to wait under the lock, so it cannot miss the signal: here it
+ * waits, or has already seen that all workers have left. In that case a later caller may get the signal; its loop looks again. */
 static void wake_caller(void) {
     pthread_mutex_lock(&lock);
     pthread_cond_signal(&left);
@@ -126,12 +126,12 @@ static void publish(Job *job) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Nobody joins from here on; returns when the last worker has left. */
+/* No worker joins from here on; returns when the last one has left. */
 static void withdraw(Job *job) {
     pthread_mutex_lock(&lock);
     current = NULL;
     pthread_mutex_unlock(&lock);
-    int64_t begun = 0; /* of the yields. Time ends them, not a count: on a busy core one may take milliseconds */
+    int64_t begun = 0; /* when yielding began. A time ends it, not a count: on a busy core one yield may take milliseconds */
     for (int i = 0; i <= SPINS || nanoseconds() - begun < PATIENCE; i++) {
         if (__atomic_load_n(&job->running, __ATOMIC_ACQUIRE) == 0) return;
         if (i < SPINS) pause_cpu();
@@ -227,7 +227,7 @@ bool xt_interrupted(void) {
 }
 
 /* Linux tends to start a woken thread on its waker's CPU, where it waits for the waker: after a pause the first 100 ms of work
- * would run on one core. So workers may run on every CPU but the caller's. Costs a vDSO call unless the caller has moved. */
+ * would run on one core. So workers may run on every CPU but the caller's. This costs a vDSO call unless the caller has moved. */
 static void keep_off_my_cpu(void) {
 #ifdef __linux__
     static int avoided = -1, known; /* under one_job: the CPU, and how many workers have been told */

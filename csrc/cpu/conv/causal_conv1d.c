@@ -8,9 +8,9 @@
  * Vectors run over the channels, which lie side by side. A tile of rows is walked forward, a block of channels at a time, with the last K
  * rows of x and of dz in ACC in the first cache: each row of memory is read once and converted once. A row of dx is complete K - 1 rows
  * after its own, so a tile of the backward computes dz of the K - 1 rows behind it once more.
- * That is the plain form. float32 with 2 to 4 taps, and bfloat16 of an even number of channels, have a fast form with the same bits: several
- * rows at once.
- * dw and db: every piece of tiles adds up rows of its own; then these are added in order.
+ * That is the plain form. With 2 to 4 taps, float32, and bfloat16 with an even number of channels, have a fast form. It computes several
+ * rows at once, with the same bits.
+ * Every piece of tiles sums dw and db of its own rows. The sums of the pieces are then added in order.
  */
 #ifndef T
 #include "contract/conv.h"
@@ -27,15 +27,15 @@ typedef struct CausalBwdJob {
     int64_t stride, grain, pieces;
 } CausalBwdJob;
 
-/* Channels in a word of the fast form, 0 where there is none. Of bfloat16 two: shifts and masks take them apart, which
- * needs no shuffle. */
+/* Channels in a word of the fast form; 0: the dtype has no fast form. Shifts and masks take a word of two bfloat16 apart,
+ * which needs no shuffle. */
 #define PACK_f32 1
 #define PACK_bf16 2
 #define PACK_f16 0
 #define PACK_f64 0
 
-/* Of the fast form: channels of a run; elements from one row of an array of ACC to the next, 128 bytes more, so that rows
- * do not meet in the same sets of the first cache; rows at once. */
+/* The fast form computes ROWS rows of WIDE channels at once. In arrays of ACC a row begins STRIDE elements after the one
+ * before, 128 bytes more than a row takes, so that rows do not share sets of the first cache. */
 enum { WIDE = 1024, STRIDE = WIDE + 32, ROWS = 4 };
 
 #define XT_TEMPLATE "cpu/conv/causal_conv1d.c"
@@ -56,8 +56,8 @@ XtStatus xt_cpu_causal_conv1d_bwd(const XtCausalConv1dBwd *p) {
     int64_t tiles = p->batch * (p->steps > 0 ? tiles_of(p->steps) : 1), grain = xt_row_grain(TILE * p->channels, 16384);
     if (grain < (tiles + 63) / 64) grain = (tiles + 63) / 64;
     int64_t pieces = (tiles + grain - 1) / grain, most = pieces > 0 ? pieces : 1;
-    /* Rows begin at multiples of 128 bytes, and are 128 bytes longer than that takes: without, the backward of 1024 and 4096 channels took
-     * 5 % more time on an EPYC, perhaps since rows lay whole pages apart, in the same sets of the first cache. */
+    /* Rows begin at multiples of 128 bytes, and have 128 bytes of padding. Without it, the backward of 1024 and 4096 channels took 5 %
+     * more time on an EPYC, perhaps because rows that lie whole pages apart share sets of the first cache. */
     CausalBwdJob job = {p, NULL, (p->channels + 31) / 32 * 32 + 32, grain, pieces};
     size_t nbytes = (size_t)(most * (p->taps + 1) * job.stride) * xt_dtype_size(xt_dtype_accumulator(p->dtype));
     job.partial = aligned_alloc(128, (nbytes + 127) / 128 * 128);
@@ -71,7 +71,8 @@ XtStatus xt_cpu_causal_conv1d_bwd(const XtCausalConv1dBwd *p) {
 
 #else
 
-/* `count` channels of row t of x, which may lie in the state or before it, in ACC: the row itself where that is its type, else in `room`. */
+/* `count` channels of row t of x in ACC: the row itself where T is ACC, else a copy in `room`. A row before the first is one of the state;
+ * without a state, and past the last, it is zeros. */
 XT_INLINE const ACC *NAME(causal_row)(const T *x, const T *state, int64_t t, int64_t steps, int64_t channels, int taps,
                                       int64_t count, ACC *room) {
     const T *row = t >= 0 ? x + t * channels : state + (t + taps - 1) * channels;
@@ -119,10 +120,10 @@ XT_INLINE void NAME(causal_weights)(const T *weight, const T *bias, int64_t c0, 
 
 #if NAME(PACK)
 /* ---- the fast form: 2 to 4 taps, ROWS rows at once ----
- * A row gives a long run of channels, for the CPU fetches ahead within a page only. ROWS rows share the taps and, in
- * registers, what they read and sum up. Rows of arrays of ACC have the first channel of each word in their first half and
- * the second one in the other. Sums have the order of the plain form below, which takes the other dtypes and numbers of
- * taps: the same bits. */
+ * A run of channels is long, because the CPU fetches ahead within a page only. ROWS rows share the taps, and the values of
+ * x and the sums that are in registers. A row of an array of ACC has the first channel of each word in its first half, and
+ * the second channel in its second half. Sums are added in the order of the plain form below, which takes the other dtypes
+ * and numbers of taps, so the bits are the same. */
 
 #if NAME(PACK) == 2
 typedef uint32_t __attribute__((may_alias, aligned(2))) NAME(Word); /* the lower half first */
@@ -139,7 +140,7 @@ typedef T NAME(Word);
 
 XT_INLINE bool NAME(causal_is_fast)(int64_t channels, int taps) { return taps >= 2 && taps <= 4 && channels % NAME(PACK) == 0; }
 
-/* w [K + 1, WIDE]: the taps, and the bias behind them. */
+/* w [K + 1, WIDE]: the taps, then the bias. */
 XT_INLINE void NAME(causal_fast_weights)(ACC *w, const T *weight, const T *bias, int64_t words, const int K) {
     for (int64_t j = 0; j < words; j++) EACH_PART {
             for (int k = 0; k < K; k++) AT(w, k) = LOAD(weight[(j * NAME(PACK) + h) * K + k]);
@@ -199,8 +200,8 @@ XT_INLINE void NAME(causal_fast_fwd)(const XtCausalConv1dFwd *p, int64_t begin, 
     }
 }
 
-/* `rows` rows: dz of dy and x, their shares of sums [K + 1, WIDE], and the rows of dx that lie K - 1 before.
- * slopes [K - 1, WIDE]: the dz before these rows, and afterwards the last of these. */
+/* Computes dz of `rows` rows from dy and x, adds their part of dw and db to sums [K + 1, WIDE], and writes the rows of dx
+ * that lie K - 1 rows before them. slopes [K - 1, WIDE]: dz of the rows before these; on return, dz of the last of these. */
 XT_INLINE void NAME(causal_rows_bwd)(T *const *to, const T *const *x, const T *const *dy, const ACC *w, ACC *sums, ACC *slopes,
                                      int64_t words, const int K, const int rows, const bool silu) {
 #pragma omp simd
@@ -243,7 +244,7 @@ XT_INLINE void NAME(causal_rows_bwd)(T *const *to, const T *const *x, const T *c
     }
 }
 
-/* A row of dx or dstate whose last taps lie behind the end: dz is zero there, and what dnext says is added. */
+/* A row of dx or dstate whose last taps lie past the end, where dz is zero. `more`, its row of dnext or NULL, is added. */
 XT_INLINE void NAME(causal_last_row)(T *to, const T *more, const ACC *w, ACC *slopes, int64_t words, const int K) {
     for (int64_t j = 0; j < words; j++) EACH_PART {
             ACC sum = AT(w, 0) * 0 + 0; /* NaN where the tap is Inf */
@@ -259,7 +260,7 @@ XT_INLINE void NAME(causal_fast_bwd)(const CausalBwdJob *job, int64_t begin, int
     const XtCausalConv1dBwd *p = job->p;
     const int64_t channels = p->channels, steps = p->steps, tiles = steps > 0 ? (steps + TILE - 1) / TILE : 1;
     ACC w[5 * STRIDE], sums[5 * STRIDE], slopes[3 * STRIDE];
-    ACC others[5 * STRIDE] = {0}; /* sums of rows that are another tile's */
+    ACC others[5 * STRIDE] = {0}; /* sums of rows that belong to another tile: not used */
     T zeros[WIDE] = {0}, unused[WIDE];
     for (int64_t c0 = 0; c0 < channels; c0 += WIDE) {
         int64_t words = (channels - c0 < WIDE ? channels - c0 : WIDE) / NAME(PACK);
@@ -340,7 +341,7 @@ XT_FAST static XtStatus NAME(causal_conv1d_fwd)(void *context, int64_t begin, in
     int64_t channels = p->channels, steps = p->steps, tiles = (steps + TILE - 1) / TILE;
     int taps = p->taps;
     ACC w[XT_CONV_TAPS * BLOCK], bias[BLOCK], room[XT_CONV_TAPS][BLOCK], z[BLOCK];
-    const ACC *row[XT_CONV_TAPS]; /* the last `taps`, the oldest first */
+    const ACC *row[XT_CONV_TAPS]; /* the last `taps` rows, the oldest first */
     for (int64_t c0 = 0; c0 < channels; c0 += BLOCK) {
         int64_t count = channels - c0 < BLOCK ? channels - c0 : BLOCK;
         NAME(causal_weights)(p->weight, p->bias, c0, count, taps, w, bias);
@@ -378,7 +379,7 @@ static XtStatus NAME(causal_conv1d_next)(void *context, int64_t begin, int64_t e
     for (int64_t row = begin; row < end; row++) {
         int64_t b = row / kept, t = row % kept + p->steps - kept; /* the row of x, or of the state when negative */
         T *to = (T *)p->next + row * channels;
-        const T *from = NULL; /* before the first row without a state: zeros */
+        const T *from = NULL; /* stays NULL before the first row where there is no state: zeros */
         if (t >= 0) from = (const T *)p->x + (b * p->steps + t) * channels;
         else if (p->state) from = (const T *)p->state + (b * kept + t + kept) * channels;
         if (from) memcpy(to, from, (size_t)channels * sizeof(T));
@@ -387,7 +388,7 @@ static XtStatus NAME(causal_conv1d_next)(void *context, int64_t begin, int64_t e
     return XT_OK;
 }
 
-/* Steps of one tile: row t gives dz[t], for t < t1 its share of dw and db, and completes row t - (K - 1) of dx. part [K + 1, stride]. */
+/* One tile, row by row: row t gives dz[t], adds to dw and db if t < t1, and completes row t - (K - 1) of dx. part [K + 1, stride]. */
 XT_INLINE void NAME(causal_tile_bwd)(const CausalBwdJob *job, int64_t b, int64_t c0, int64_t t0, int64_t t1, int64_t count,
                                      const ACC *bias, const ACC *w, ACC *part) {
     const XtCausalConv1dBwd *p = job->p;
@@ -472,7 +473,7 @@ XT_FAST static XtStatus NAME(causal_conv1d_bwd)(void *context, int64_t begin, in
     return XT_OK;
 }
 
-/* dweight and dbias of channels [begin, end), the pieces in order. */
+/* dweight and dbias of channels [begin, end): the sums of the pieces, added in order. */
 XT_FAST static XtStatus NAME(causal_conv1d_sums)(void *context, int64_t begin, int64_t end) {
     const CausalBwdJob *job = context;
     const XtCausalConv1dBwd *p = job->p;

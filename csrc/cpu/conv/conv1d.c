@@ -3,15 +3,15 @@
  *     y[b, o, t] = bias[o] + sum_ck w[o, c, k] x[b, c, t stride + at_k]      at_k = k dilation - padding
  *     dx[b, c, t stride + at_k] += w[o, c, k] dy[b, o, t]                     dw[o, c, k] = sum_bt dy[b, o, t] x[b, c, t stride + at_k]
  *
- * A tap k touches the places t whose t stride + at_k lies in the row: a range, so the loops over t have no branch. A row is summed in
- * ACC, a block of it at a time, in the order of c and k whatever the block. dw adds up a block of places with vectors, and blocks and
- * samples in order.
+ * Tap k meets the places t whose t stride + at_k lies in the row. They are a range, so the loops over t have no branch. A row is summed
+ * in ACC, one block at a time; an element adds its terms in the order of c and k, whatever block it is in. dw sums a block of places with
+ * vectors, and adds blocks and samples in order.
  */
 #ifndef T
 #include "contract/conv.h"
 #include "cpu/kernel.h"
 
-/* Places [*from, *to) of [from, to) whose element of tap k lies in [begin, end) of the row. */
+/* Narrows the places [*from, *to) to those whose element of tap k lies in [begin, end) of the row. */
 XT_INLINE void xt_tap_range(const XtConv1dShape *s, int64_t k, int64_t begin, int64_t end, int64_t *from, int64_t *to) {
     int64_t at = k * s->dilation - s->padding, low = begin - at, high = end - at; /* low <= t stride < high */
     int64_t first = low <= 0 ? 0 : (low + s->stride - 1) / s->stride, last = high <= 0 ? 0 : (high + s->stride - 1) / s->stride;
@@ -19,7 +19,7 @@ XT_INLINE void xt_tap_range(const XtConv1dShape *s, int64_t k, int64_t begin, in
     if (*to > last) *to = last;
 }
 
-enum { BLOCK = 512 }; /* elements of a row summed at once: with the row of x they stay in the first cache */
+enum { BLOCK = 512 }; /* elements of a row that are summed at once: they and the row of x stay in the first cache */
 
 #define XT_TEMPLATE "cpu/conv/conv1d.c"
 #include "cpu/each_float.h"

@@ -1,7 +1,7 @@
 /* causal_conv1d.c - each channel convolved with the few taps before it, and silu after it (contract/conv.h has the sum).
  *
- * x [B, S, C] as the layers around it have it, weight [C, K] or, as Conv1d keeps it, [C, 1, K]. The backward computes the sums before silu
- * again from x: K multiplications an element, which the memory's speed hides.
+ * x is [B, S, C], as the layers around it have it; weight is [C, K] or, as Conv1d keeps it, [C, 1, K]. The backward computes the sums
+ * before silu again from x. That takes K multiplications an element, while memory is the limit.
  */
 #include "contract/conv.h"
 #include "ops/ops.h"

@@ -1,10 +1,10 @@
 /* conv1d.c - a convolution in one dimension, y = bias + weight * x (contract/conv.h has the sum).
  *
- * Two ways, the same numbers. "products": columns of a few samples (conv1d_columns), and one GEMM a sample and group,
+ * Two algorithms compute the same sums. "products": columns of a few samples (conv1d_columns), and one GEMM a sample and group,
  *     y_b = W columns_b      dcolumns_b = W^T dy_b, folded into dx_b      dW = sum_b dy_b columns_b^T, sample after sample
  * with W [out / groups, in / groups kernel], columns_b [in / groups kernel, places]. A kernel of one tap that moves nothing needs no
- * columns. The bias lies in y before the product, which adds to it: one rounding. "direct": a sum an element, for few taps, as in a
- * depthwise convolution, where a product would have a row or a column of one. The choice is a function of the shape.
+ * columns. The bias lies in y before the product, which adds to it, so there is one rounding. "direct": a loop for each element, for
+ * few taps, as in a depthwise convolution, whose products would have single rows or columns. The choice is a function of the shape.
  */
 #include "contract/conv.h"
 #include "contract/gemm.h"
@@ -26,7 +26,7 @@ static bool is_direct(const XtArg *arg, const XtConv1dShape *s) {
 /* Whether the columns are x itself. */
 static bool moves_nothing(const XtConv1dShape *s) { return s->kernel == 1 && s->stride == 1 && s->length == s->places; }
 
-/* The shape of a call whose tensors have been checked; in a backward, too, where tensors are given as their shapes. */
+/* The sizes of a call that has been checked; x, w: the shapes of its tensors. A backward asks, too. */
 static XtConv1dShape shape_of(const XtArg *arg, const int64_t *x, const int64_t *w) {
     XtConv1dShape s = {.batch = x[0],
                        .in = x[1],
@@ -91,7 +91,7 @@ static XtStatus check(const XtCall *c) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------------- */
 
-/* Samples whose columns, of `size` bytes an element, are made at once. */
+/* How many samples have their columns made at once; size: bytes of an element. */
 static int64_t samples_of(const XtConv1dShape *s, size_t size) {
     double each = (double)s->in * (double)s->kernel * (double)s->places * (double)size; /* may be more than memory has */
     if (each * (double)s->batch <= COLUMNS) return s->batch > 0 ? s->batch : 1;
@@ -237,7 +237,7 @@ done:
 
 /* ---- the op --------------------------------------------------------------------------------------------------------------- */
 
-/* *out = bias [out] at all places of `shape`, new. */
+/* *out = a new tensor of `shape` with bias [out] at every place. */
 static XtStatus spread(const XtTensor *bias, const int64_t *shape, XtTensor **out) {
     const int64_t strides[3] = {0, 1, 0};
     XtTensor *view = NULL;
