@@ -384,11 +384,72 @@ def check_peer(values: dict[str, Any], torch: Any, cuda: bool) -> None:
             raise ConfigError(f"{option} needs PyTorch{' with CUDA' if cuda else ''}, which is missing here")
 
 
+def describe_machine(device: str, torch: Any, peer: str) -> dict[str, Any]:
+    """The facts of frame.machine, and what PyTorch computes with: its version, the peer, cuDNN's version on a GPU."""
+    facts = frame.machine(device)
+    facts["torch"] = torch.__version__ if torch is not None else None
+    facts["peer"] = peer if torch is not None else None
+    if accelerator.on_cuda(device) and torch is not None:
+        facts["cudnn"] = torch.backends.cudnn.version()
+    return facts
+
+
+def measure_all(
+    shapes: list[Shape],
+    dtypes: list[str],
+    backends: list[str],
+    explicit: bool,
+    device: str,
+    torch: Any,
+    peer: str,
+    kernels: bool,
+) -> list[dict[str, Any]]:
+    """The records of bench_shape for every dtype and shape; prints the table row by row. explicit: backends were asked
+    for by name, so the reference runs above its limit, too.
+    """
+    cuda = accelerator.on_cuda(device)
+    names = [[shape.name for shape in shapes], dtypes, ["backward"], [*backends, peer_name(peer)]]
+    header = [title.replace("GFLOP/s", "TFLOP/s") if cuda else title for title in HEADER]
+    table = frame.Table(header, [*map(frame.longest, names)], right=range(4, 8))
+    records: list[dict[str, Any]] = []
+    slow = SLOW_ON_CUDA if cuda else SLOW
+    for dtype in dtypes:
+        for shape in shapes:
+            skip = not explicit and shape.operations(False) > slow
+            run = [name for name in backends if not (skip and name == "reference")]
+            _C.manual_seed(0)
+            with accelerator.precision(dtype == "tf32", torch) if cuda else contextlib.nullcontext():
+                for record in bench_shape(shape, dtype, run, device, torch, peer, kernels):
+                    table.add(row(record, cuda))
+                    records.append(record)
+            accelerator.release(device, torch)
+    return records
+
+
+def notes(records: list[dict[str, Any]], shapes: list[Shape], explicit: bool, cuda: bool, peer: str) -> list[str]:
+    """The lines below the table: what was left out, what PyTorch refuses, where the host may be the limit."""
+    lines = []
+    slow = SLOW_ON_CUDA if cuda else SLOW
+    if any(shape.operations(False) > slow for shape in shapes) and not explicit:
+        lines.append(f"left out: the reference above {slow / 1e9:g} GFLOP; --backends reference,... runs it")
+    refused = {(r["shape"], r["dtype"]): r["refused"] for r in records if r["refused"] is not None}
+    for (name, dtype), why in refused.items():
+        lines.append(f"{peer_name(peer)} is left out of {name}, {dtype}, because PyTorch refuses: {why}")
+    for r in records:
+        if r["host_ms"] is not None and r["host_ms"] > HOST_SHARE * r["ms"]:
+            lines.append(
+                f"the host may be the limit: {r['contender']}, {r['shape']} {r['pass']}, {r['dtype']}: queued in "
+                f"{r['host_ms']:.4f} ms of {r['ms']:.4f}; --kernels measures without it"
+            )
+    return lines
+
+
 def command(values: dict[str, Any]) -> int:
     """Measure and print; 1 when a contender computed something wrong, else 0. --explain: only what is chosen."""
     device = frame.choose_device(values["device"])
     cuda = accelerator.on_cuda(device)
     defaults, known_dtypes = (CUDA_DEFAULTS, CUDA_DTYPES) if cuda else (DEFAULTS, DTYPES)
+    explicit = values["backends"] is not None
     known = _C.attention_backends(_C.device(device))
     backends = frame.choose("backends", values["backends"], known, known)
     dtypes = frame.choose("dtypes", values["dtypes"], known_dtypes, defaults["dtypes"].split(","))
@@ -402,45 +463,18 @@ def command(values: dict[str, Any]) -> int:
     check_peer(values, torch, cuda)
     if values["explain"]:
         explain.check_options(values)
-        show_choice(shapes, dtypes, device, None if values["backends"] is None else backends[0])
+        show_choice(shapes, dtypes, device, backends[0] if explicit else None)
         return 0
-    facts = frame.machine(device)
-    facts["torch"] = torch.__version__ if torch is not None else None
-    facts["peer"] = peer if torch is not None else None
-    if cuda and torch is not None:
-        facts["cudnn"] = torch.backends.cudnn.version()
+    facts = describe_machine(device, torch, peer)
     print(frame.headline(facts) + (f", PyTorch {facts['torch']}" if torch is not None else ", no PyTorch here"))
     print(method(device, kernels))
-    names = [[shape.name for shape in shapes], dtypes, ["backward"], [*backends, peer_name(peer)]]
-    header = [title.replace("GFLOP/s", "TFLOP/s") if cuda else title for title in HEADER]
-    table = frame.Table(header, [*map(frame.longest, names)], right=range(4, 8))
-    records: list[dict[str, Any]] = []
-    slow = SLOW_ON_CUDA if cuda else SLOW
     state = _C.get_rng_state()
     try:
-        for dtype in dtypes:
-            for shape in shapes:
-                skip = values["backends"] is None and shape.operations(False) > slow
-                run = [name for name in backends if not (skip and name == "reference")]
-                _C.manual_seed(0)
-                with accelerator.precision(dtype == "tf32", torch) if cuda else contextlib.nullcontext():
-                    for record in bench_shape(shape, dtype, run, device, torch, peer, kernels):
-                        table.add(row(record, cuda))
-                        records.append(record)
-                accelerator.release(device, torch)
+        records = measure_all(shapes, dtypes, backends, explicit, device, torch, peer, kernels)
     finally:
         _C.set_rng_state(state)
-    if any(shape.operations(False) > slow for shape in shapes) and values["backends"] is None:
-        print(f"left out: the reference above {slow / 1e9:g} GFLOP; --backends reference,... runs it")
-    refused = {(r["shape"], r["dtype"]): r["refused"] for r in records if r["refused"] is not None}
-    for (name, dtype), why in refused.items():
-        print(f"{peer_name(peer)} is left out of {name}, {dtype}, because PyTorch refuses: {why}")
-    for r in records:
-        if r["host_ms"] is not None and r["host_ms"] > HOST_SHARE * r["ms"]:
-            print(
-                f"the host may be the limit: {r['contender']}, {r['shape']} {r['pass']}, {r['dtype']}: queued in "
-                f"{r['host_ms']:.4f} ms of {r['ms']:.4f}; --kernels measures without it"
-            )
+    for line in notes(records, shapes, explicit, cuda, peer):
+        print(line)
     bad = [record for record in records if not record["right"]]
     for record in bad:
         print(f"wrong result: {record['contender']}, {record['shape']} {record['pass']}, {record['dtype']}")

@@ -297,6 +297,42 @@ def check_dtypes(option: str, ops: Sequence[str], dtypes: Sequence[str], known: 
             raise ConfigError(f"--{option} must hold one that {op} takes ({', '.join(taken)}), got {','.join(dtypes)}")
 
 
+def check_ops(ops: Sequence[str], dtypes: Sequence[str], device: str, others: bool) -> list[Row]:
+    """The rows of these ops, and of the kernels that are no op where `others`; prints the table row by row. The
+    generator is left as it was.
+    """
+    slots = [f"({slot})" for slot in OTHER_KERNELS] if others else []
+    table = table_for([*ops, *slots], dtypes, device)
+    rows: list[Row] = []
+
+    def show(found: list[Row]) -> None:
+        rows.extend(found)
+        for row in found:
+            table.add(cells(row))
+
+    state = _C.get_rng_state()
+    try:
+        for op in dict.fromkeys(entry.op for entry in TABLE if entry.op in ops):
+            variants = [entry for entry in TABLE if entry.op == op]
+            show(merge([row for entry in variants for row in Checker(entry, device).rows(dtypes)]))
+    finally:
+        _C.set_rng_state(state)
+    if others:
+        show(check_others(device))
+    return rows
+
+
+def problems_of(rows: list[Row]) -> list[str]:
+    """A line for each row that is wrong: its first problem, and how many more it has."""
+    problems = []
+    for row in rows:
+        if row.problems:
+            name = " ".join(word for word in (row.op, row.dtype, row.backend) if word)
+            more = f" (and {len(row.problems) - 1} more)" if len(row.problems) > 1 else ""
+            problems.append(f"{name}: {row.problems[0]}{more}")
+    return problems
+
+
 def command(values: dict[str, Any]) -> int:
     """Check, print, and return the exit status: 1 when anything is wrong."""
     device = frame.choose_device(values["device"])
@@ -311,30 +347,8 @@ def command(values: dict[str, Any]) -> int:
     facts = frame.machine(device)
     print(frame.headline(facts))
     print("error / tolerance of the worst element, forward and backward; above 1.00 is wrong")
-    state = _C.get_rng_state()
-    rows: list[Row] = []
-    others = [f"({slot})" for slot in OTHER_KERNELS] if values["op"] is None else []
-    table = table_for([*ops, *others], dtypes, device)
-
-    def show(found: list[Row]) -> None:
-        rows.extend(found)
-        for row in found:
-            table.add(cells(row))
-
-    try:
-        for op in dict.fromkeys(entry.op for entry in TABLE if entry.op in ops):
-            variants = [entry for entry in TABLE if entry.op == op]
-            show(merge([row for entry in variants for row in Checker(entry, device).rows(dtypes)]))
-    finally:
-        _C.set_rng_state(state)
-    if values["op"] is None:
-        show(check_others(device))
-    problems = uncovered(device, ops if values["op"] is not None else None)
-    for row in rows:
-        if row.problems:
-            name = " ".join(word for word in (row.op, row.dtype, row.backend) if word)
-            more = f" (and {len(row.problems) - 1} more)" if len(row.problems) > 1 else ""
-            problems.append(f"{name}: {row.problems[0]}{more}")
+    rows = check_ops(ops, dtypes, device, others=values["op"] is None)
+    problems = uncovered(device, ops if values["op"] is not None else None) + problems_of(rows)
     cases = sum(row.cases for row in rows)
     if not cases:
         problems.append("no case was checked")

@@ -274,6 +274,67 @@ def show_choice(shapes: list[Shape], dtypes: list[str], device: str, backend: st
             print("\n".join(explain.lines(f"{shape.name}:{shape.layout} {dtype} on {device}", rows)))
 
 
+def describe_machine(device: str, torch: Any) -> dict[str, Any]:
+    """The facts of frame.machine, and what computes the products: PyTorch's version, and on a CPU the cores for which
+    xtrain's and NumPy's BLAS have chosen kernels. NumPy's BLAS gets as many threads as xtrain.
+    """
+    facts = frame.machine(device)
+    facts["torch"] = torch.__version__ if torch is not None else None
+    if not accelerator.on_cuda(device):
+        numpy_blas = peers.NumPyBlas()
+        numpy_blas.set_threads(_C.get_num_threads())
+        facts["xtrain_core"], facts["numpy_core"] = peers.xtrain_core(facts["blas"]), numpy_blas.core
+    return facts
+
+
+def print_head(facts: dict[str, Any], device: str, missing: list[str]) -> None:
+    """What stands above the table. missing: lines about backends that cannot run here."""
+    has_torch = facts["torch"] is not None
+    print(frame.headline(facts) + (f", PyTorch {facts['torch']}" if has_torch else ", no PyTorch here"))
+    cuda = accelerator.on_cuda(device)
+    print(f"cuBLAS: {facts['gpu']['blas']}" if cuda else peers.cores_line(facts["xtrain_core"], facts["numpy_core"]))
+    for line in missing:
+        print(line)
+    print(frame.method(device))
+
+
+def measure_all(
+    shapes: list[Shape], dtypes: list[str], backends: list[str], explicit: bool, device: str, torch: Any
+) -> list[dict[str, Any]]:
+    """The records of bench_shape for every dtype and shape; prints the table row by row."""
+    names = [[shape.name for shape in shapes], [], [shape.label for shape in shapes], dtypes, [*backends, "PyTorch"]]
+    header = CUDA_HEADER if accelerator.on_cuda(device) else HEADER
+    table = frame.Table(header, [*map(frame.longest, names), len("left out")], right=range(5, 10))
+    records: list[dict[str, Any]] = []
+    for dtype in dtypes:
+        for shape in shapes:
+            _C.manual_seed(0)
+            for record in bench_shape(shape, dtype, backends, explicit, device, torch):
+                table.add(row(record))
+                records.append(record)
+            accelerator.release(device, torch)
+    return records
+
+
+def report(records: list[dict[str, Any]], facts: dict[str, Any], cuda: bool, values: dict[str, Any]) -> int:
+    """Print what stands below the table, write the files that were asked for, and return the exit status."""
+    if any(record.get("left_out") for record in records):
+        limit = (SLOW_ON_CUDA if cuda else SLOW) / 1e9
+        print(f"left out: the naive backend above {limit:g} GFLOP; --backends naive,... runs it")
+    bad = [record for record in records if not record.get("right", True)]
+    for record in bad:
+        print(f"wrong result: {record['contender']}, {record['shape']} {record['layout']}, {record['dtype']}")
+    if values["json"] is not None:
+        frame.write_json(values["json"], {"machine": facts, "records": records})
+        print(f"written: {values['json']}")
+    if values["plot"] is not None:
+        from .plot import plot_gemm
+
+        plot_gemm(values["plot"], facts, records)
+        print(f"written: {values['plot']}")
+    return 1 if bad else 0
+
+
 def command(values: dict[str, Any]) -> int:
     """Measure and print; 1 when a contender computed a wrong product, else 0. --explain: only what is chosen."""
     device = frame.choose_device(values["device"])
@@ -292,50 +353,15 @@ def command(values: dict[str, Any]) -> int:
         explain.check_options(values)
         show_choice(shapes, dtypes, device, backends[0] if explicit else None)
         return 0
-    threads = _C.get_num_threads()
-    torch = accelerator.find_torch(peers.find_torch(threads), device)
+    torch = accelerator.find_torch(peers.find_torch(_C.get_num_threads()), device)
     missing: list[str] = []
     state = _C.get_rng_state()
     if cuda:
         backends, missing = accelerator.usable(backends, device, explicit)
-
-    facts = frame.machine(device)
-    facts["torch"] = torch.__version__ if torch is not None else None
-    if not cuda:
-        numpy_blas = peers.NumPyBlas()
-        numpy_blas.set_threads(threads)
-        facts["xtrain_core"], facts["numpy_core"] = peers.xtrain_core(facts["blas"]), numpy_blas.core
-    print(frame.headline(facts) + (f", PyTorch {facts['torch']}" if torch is not None else ", no PyTorch here"))
-    print(f"cuBLAS: {facts['gpu']['blas']}" if cuda else peers.cores_line(facts["xtrain_core"], facts["numpy_core"]))
-    for line in missing:
-        print(line)
-    print(frame.method(device))
-    names = [[shape.name for shape in shapes], [], [shape.label for shape in shapes], dtypes, [*backends, "PyTorch"]]
-    header = CUDA_HEADER if cuda else HEADER
-    table = frame.Table(header, [*map(frame.longest, names), len("left out")], right=range(5, 10))
-    records: list[dict[str, Any]] = []
+    facts = describe_machine(device, torch)
+    print_head(facts, device, missing)
     try:
-        for dtype in dtypes:
-            for shape in shapes:
-                _C.manual_seed(0)
-                for record in bench_shape(shape, dtype, backends, explicit, device, torch):
-                    table.add(row(record))
-                    records.append(record)
-                accelerator.release(device, torch)
+        records = measure_all(shapes, dtypes, backends, explicit, device, torch)
     finally:
         _C.set_rng_state(state)
-    if any(record.get("left_out") for record in records):
-        limit = (SLOW_ON_CUDA if cuda else SLOW) / 1e9
-        print(f"left out: the naive backend above {limit:g} GFLOP; --backends naive,... runs it")
-    bad = [record for record in records if not record.get("right", True)]
-    for record in bad:
-        print(f"wrong result: {record['contender']}, {record['shape']} {record['layout']}, {record['dtype']}")
-    if values["json"] is not None:
-        frame.write_json(values["json"], {"machine": facts, "records": records})
-        print(f"written: {values['json']}")
-    if values["plot"] is not None:
-        from .plot import plot_gemm
-
-        plot_gemm(values["plot"], facts, records)
-        print(f"written: {values['plot']}")
-    return 1 if bad else 0
+    return report(records, facts, cuda, values)
