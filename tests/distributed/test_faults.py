@@ -83,6 +83,10 @@ def exchanging(trainer, record):
         raise ValueError("no luck")
     xt.distributed.gather_json(record["step"])
 
+def evaluates(trainer, record):
+    if bad and trainer.step == 3:
+        trainer.evaluate()
+
 def away(trainer, record):
     if trainer.team.rank == 0 and trainer.step == 3:
         time.sleep(1000)
@@ -228,7 +232,7 @@ def test_a_callback_that_exchanges_fails_on_one_rank(data, tmp_path):
     calls = [lambda b=bad: start("exchanging", b, data, tmp_path / str(b)) for bad in (0, 1)]
     for bad, found in enumerate(at_once(*calls)):
         exchanges = [r"'\{\"all_gather\": \"json\"\}'"] * 2
-        exchanges[bad] = r"'\{\"all_gather\": \"options\"\}'"
+        exchanges[bad] = r"'\{\"all_gather\": \"reasons to stop\"\}'"
         of = [f"exchange \\d+ of rank {rank} is {exchange}" for rank, exchange in enumerate(exchanges)]
         told = rf"xtrain: error: distributed: ranks do not do the same: {of[0]}, {of[1]} \(rank 0: host .*\)"
         for one in found:
@@ -236,6 +240,18 @@ def test_a_callback_that_exchanges_fails_on_one_rank(data, tmp_path):
             assert re.fullmatch(told, error_lines(one)[0]), found
         assert "the callback exchanging (on_step) failed at step 3, and training goes on: " in found[bad].out, found
         assert abs(found[0].ended - found[1].ended) < SOON, found
+        assert steps(tmp_path / str(bad) / "run") == [2], found
+
+
+def test_an_evaluation_of_one_rank_alone(data, tmp_path):
+    """The others, which gather reasons to stop, would take its losses for one."""
+    for bad, found in enumerate(at_once(*[lambda b=b: start("evaluates", b, data, tmp_path / str(b)) for b in (0, 1)])):
+        names = ["reasons to stop"] * 2
+        names[bad] = "losses of an evaluation"
+        of = [f"exchange \\d+ of rank {rank} is '.*{name}.*'" for rank, name in enumerate(names)]
+        for one in found:
+            assert one.status == 75 and len(error_lines(one)) == 1, found
+            assert re.search(rf"ranks do not do the same: {of[0]}, {of[1]} \(rank 0: host ", error_lines(one)[0]), found
         assert steps(tmp_path / str(bad) / "run") == [2], found
 
 
@@ -303,12 +319,16 @@ import os, sys, time
 os.chdir({folder!r})
 from xtrain.cli.guard import guard
 from xtrain.train import trainer
-opened = trainer.open_corpus
+made = trainer.{late}
 def late(*args, **more):
     time.sleep({seconds})
-    return opened(*args, **more)
-trainer.open_corpus = late
-sys.exit(guard(lambda words: trainer.Trainer({given!r}).run(), []))
+    return made(*args, **more)
+trainer.{late} = late
+class Wrong(trainer.Callback):
+    def on_start(self, state):
+        if state.team.rank:
+            raise trainer.ConfigError("a wrong start")
+sys.exit(guard(lambda words: trainer.Trainer({given!r}, callbacks={callbacks}).run(), []))
 """
 
 
@@ -324,7 +344,8 @@ def test_data_that_a_host_lacks(without, data, tmp_path):
             text_file(tmp_path / str(rank) / "data.txt")
 
     def code(rank: int) -> list[str]:
-        return ["-c", LATE.format(folder=str(tmp_path / str(rank)), seconds=1 - rank, given=given)]
+        about = dict(late="open_corpus", seconds=1 - rank, given=given, callbacks=[])
+        return ["-c", LATE.format(folder=str(tmp_path / str(rank)), **about)]
 
     found = run_ranks(2, code, tmp_path / "ranks")
     missing = f"data: {given['data']} does not exist; give 'python', a text file, a folder, or a token file"
@@ -332,6 +353,29 @@ def test_data_that_a_host_lacks(without, data, tmp_path):
         who = "" if rank in without else "rank 1: "
         assert (one.status, one.err) == (1, f"xtrain: error: {who}{missing}\n"), found
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("late", "wrong", "callbacks", "said"),
+    [
+        ("_given", {"nothing": 1}, "[]", "unknown option nothing"),
+        ("make_model", {"freeze": "nothing"}, "[]", "freeze must name parameters of the model, got 'nothing', which"),
+        ("make_model", {}, "3", "callbacks must be a list of Callbacks or functions of (state, record), got int"),
+        ("Stepper", {"optim.qk_clip": 9.0}, "[]", "optim.qk_clip must be 0 for Qwen3: model must not normalise"),
+        ("Stepper", {}, "[Wrong()]", "a wrong start"),
+    ],
+)
+def test_a_wrong_start_of_all_ranks(late, wrong, callbacks, said, data, tmp_path):
+    """Status 2 on all, as in one process: 75 would let a launcher start them again and again. Rank 0 comes later."""
+    given = {**values(data, tmp_path / "run"), **wrong}
+
+    def code(rank: int) -> list[str]:
+        about = dict(late=late, seconds=1 - rank, given=given, callbacks=callbacks)
+        return ["-c", LATE.format(folder=str(tmp_path), **about)]
+
+    for rank, one in enumerate(run_ranks(2, code, tmp_path / "ranks")):
+        who = "rank 1: " if callbacks == "[Wrong()]" and not rank else ""
+        assert one.status == 2 and one.err.startswith(f"xtrain: error: {who}{said}") and one.err.count("\n") == 1, one
 
 
 def test_another_checkpoint_of_the_same_name(data, tmp_path):

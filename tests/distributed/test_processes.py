@@ -301,6 +301,24 @@ def test_parts_of_another_size_are_another_exchange():
     assert "ranks do not do the same" in heard[0]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('d.all_reduce(t, "max")', "d.all_reduce(t)"),
+        ("d.all_gather(t)", "d.all_reduce(t)"),
+        ("d.all_to_all(t)", "d.reduce_scatter(t)"),
+        ("d.gather_json(1)", 'd.gather_json(1, "another")'),
+    ],
+)
+def test_functions_that_send_the_same_bytes_are_different_exchanges(first, second, tmp_path):
+    """Each rank would go on, with another result."""
+    code = (
+        f"import xtrain as xt\nd = xt.distributed\nd.init()\nt = xt.ones(2)\nprint({second} if d.rank() else {first})"
+    )
+    for one in run_ranks(2, ["-c", code], tmp_path / "ranks"):
+        assert (one.status, one.out) == (75, "") and "ranks do not do the same: exchange 4 of rank 0 is" in one.err, one
+
+
 def test_an_error_that_nobody_catches_is_told(tmp_path):
     """By rank 1 when its script ends, without shutdown or leave."""
     code = "import sys, xtrain as xt\nd = xt.distributed\nd.init()\nif d.rank():\n    raise ValueError('no luck')\nd.barrier('x')"

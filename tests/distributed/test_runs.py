@@ -65,6 +65,15 @@ def test_bytes_do_not_depend_on_the_number_of_processes(precision, name, data, t
     assert min(record["grad_norm"] for record in found[1][1]) > 0.5  # it clips
 
 
+def test_rank_0_alone_profiles_and_shows_a_dry_run(data, tmp_path):
+    """Ranks that write one file leave the trace of either."""
+    values = choices(data, tmp_path / "run", max_ranks=2)
+    for words, said in ((["--dry-run"], "--recompute"), (["--profile", str(tmp_path / "trace.json")], "profile")):
+        found = run_ranks(2, ["-m", "xtrain", "train", *arguments(values), *words], tmp_path / words[0])
+        assert [one.status for one in found] == [0, 0] and said in found[0].out, found
+        assert (found[1].out, found[1].err) == ("", ""), found
+
+
 def test_rows_of_a_mixture_do_not_depend_on_the_number_of_processes(tmp_path):
     """In packed rows; the second source has an epoch within the run."""
     for name, size in (("a.txt", 9000), ("b.txt", 900)):

@@ -13,7 +13,7 @@ from runs import metrics, options, text_file
 import xtrain as xt
 from xtrain import _C, optim, saving
 from xtrain.errors import CheckpointError, ConfigError, NonFiniteError
-from xtrain.train import Trainer
+from xtrain.train import Trainer, loop
 from xtrain.train.report import Report
 from xtrain.train.rundir import RunLock
 from xtrain.train.stop import StopSignals
@@ -31,6 +31,21 @@ def made(data, out, **changes) -> Trainer:
 
 
 # ---- steps
+
+
+def test_a_signal_just_before_the_first_step(tmp_path, data, monkeypatch) -> None:
+    """Between the question whether a step is wanted and the step, which is made then."""
+    asked = loop._Loop._wants_step
+
+    def wants_step(self) -> bool:
+        found = asked(self)
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(loop._Loop, "_wants_step", wants_step)
+    result = made(data, tmp_path / "run").run()
+    assert (result.stopped, result.step) == ("SIGINT", 1) and math.isfinite(result.loss)
 
 
 def test_pieces_weigh_as_their_tokens(tmp_path, data) -> None:

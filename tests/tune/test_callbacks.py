@@ -230,6 +230,9 @@ def test_what_is_no_callback(given, wrong, got: str) -> None:
         ConfigError, match=rf"^callbacks must be Callbacks or functions of \(state, record\), got {got}$"
     ):
         Trainer(given, quiet=True, callbacks=[wrong])
+    if got == "int":
+        with pytest.raises(ConfigError, match="^callbacks must be a list of Callbacks or functions .* got int$"):
+            Trainer(given, quiet=True, callbacks=wrong)
 
 
 # ---- a model that is there

@@ -31,9 +31,11 @@ def command(arguments: list[str]) -> int:
     if file is not None:
         values = with_file(file, values)
     if dry:
+        from ..distributed.env import detect
         from ..train.estimate import dry_run
 
-        print(dry_run(values))
+        if detect().rank == 0:
+            print(dry_run(values))
         return 0
     from ..train import Trainer
     from ..train.callbacks import ProfileWriter

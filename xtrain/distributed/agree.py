@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from .host import HostPlane
 
 
-def gather_json(link: HostPlane | None, value: Any) -> list[Any]:
-    """Return the list of every rank's `value`, in the order of ranks. TypeError for what JSON cannot hold."""
+def gather_json(link: HostPlane | None, value: Any, name: str = "json") -> list[Any]:
+    """Return the list of every rank's `value`, in the order of ranks. TypeError for what JSON cannot hold. name: of the
+    exchange; where ranks gather values of different kinds, different names show it.
+    """
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"gather_json: value must be what JSON can hold, got {type(value).__name__}: {error}") from None
     if link is None:
         return [json.loads(text)]
-    return [json.loads(bytes(part)) for part in link.all_gather(text.encode(), "json")]
+    return [json.loads(bytes(part)) for part in link.all_gather(text.encode(), name)]
 
 
 def check_same(link: HostPlane | None, values: Mapping[str, Any], what: str) -> None:
     """ConfigError on every rank when one of the JSON values differs between ranks. what: a text before its name."""
-    everyone: list[dict[str, Any]] = gather_json(link, dict(values))
+    everyone: list[dict[str, Any]] = gather_json(link, dict(values), "values to compare")
     for key in sorted({key for one in everyone for key in one}):
         first = everyone[0].get(key)
         others = [number for number, one in enumerate(everyone) if one.get(key) != first]
@@ -77,7 +79,7 @@ def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
         act()
     except Exception as error:
         failure, mine = error, [type(error).__name__, str(error), getattr(error.__cause__, "errno", None)]
-    said = gather_json(link, mine)
+    said = gather_json(link, mine, "errors")
     if failure is not None:
         raise on_all_ranks(failure)
     for number, one in enumerate(said):

@@ -75,7 +75,7 @@ def check(link: HostPlane, device: _C.device) -> None:
     if not uuid or not joins_gpus():
         return
     users: dict[str, list[int]] = {}
-    for rank, one in enumerate(agree.gather_json(link, uuid)):
+    for rank, one in enumerate(agree.gather_json(link, uuid, "names of GPUs")):
         users.setdefault(one, []).append(rank)
     for ranks in users.values():
         if len(ranks) > 1:

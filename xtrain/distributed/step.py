@@ -577,6 +577,6 @@ class DataParallel:
         mine = dict(
             zip(numbers, _C.cat([count.reshape(1) for count in owned.counts]).tolist() if numbers else [], strict=True)
         )
-        for found in [mine] if self._plane is None else gather_json(self._plane, mine):
+        for found in [mine] if self._plane is None else gather_json(self._plane, mine, "counts of steps"):
             for number, count in found.items():
                 owned.steps[int(number)] = count

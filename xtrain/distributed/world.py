@@ -261,9 +261,11 @@ def plane(name: str) -> HostPlane | None:
 # ---- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def gather_json(value: Any) -> list[Any]:
-    """`value`, which JSON can hold, of every rank in their order, on every rank."""
-    return agree.gather_json(plane("gather_json"), value)
+def gather_json(value: Any, name: str = "json") -> list[Any]:
+    """`value`, which JSON can hold, of every rank in their order, on every rank. name: of the exchange, the same on
+    every rank.
+    """
+    return agree.gather_json(plane("gather_json"), value, name)
 
 
 def barrier(what: str) -> None:
@@ -339,23 +341,35 @@ def _pieces(name: str, t: Tensor, size: int) -> int:
 
 def all_gather(t: Tensor) -> Tensor:
     """[W, *t.shape]: `t` of every rank, on every rank. Shape and dtype must be the same everywhere."""
-    t = _checked("all_gather", t)
-    link = _link("all_gather", t)
+    return _gathered("all_gather", t, "")
+
+
+def _gathered(name: str, t: Tensor, what: str) -> Tensor:
+    """all_gather as an exchange of the name `what`, which shows where ranks call other functions. name: of this
+    function.
+    """
+    t = _checked(name, t)
+    link = _link(name, t)
     if link is None:
         return t.clone().unsqueeze(0)
-    return link.all_gather_tensor([t], "").reshape((link.world_size, *t.shape))
+    return link.all_gather_tensor([t], what).reshape((link.world_size, *t.shape))
 
 
 def all_to_all(t: Tensor) -> Tensor:
     """`t` [n, ...] is cut into W pieces of n / W; piece j goes to rank j. The result [n, ...] has in place j what
     rank j has sent to this one.
     """
-    t = _checked("all_to_all", t)
-    _pieces("all_to_all", t, world_size())
-    link = _link("all_to_all", t)
+    return _sent("all_to_all", t, "")
+
+
+def _sent(name: str, t: Tensor, what: str) -> Tensor:
+    """all_to_all as an exchange of the name `what`, as in `_gathered`."""
+    t = _checked(name, t)
+    _pieces(name, t, world_size())
+    link = _link(name, t)
     if link is None:
         return t.clone()
-    return _C.cat(link.all_to_all_tensor(t, "")).reshape(t.shape)
+    return _C.cat(link.all_to_all_tensor(t, what)).reshape(t.shape)
 
 
 def broadcast(t: Tensor, src: int) -> Tensor:
@@ -377,15 +391,14 @@ def all_reduce(t: Tensor, op: str = "sum") -> Tensor:
     """
     if op not in ("sum", "max", "min"):
         raise ValueError(f"all_reduce: op must be sum, max or min, got {op!r}")
-    return _joined(all_gather(t), op).to(t.dtype)
+    return _joined(_gathered("all_reduce", t, f"all_reduce {op}"), op).to(t.dtype)
 
 
 def reduce_scatter(t: Tensor) -> Tensor:
     """The sum of `t` [n, ...] over all ranks, of which each gets its piece [n / W, ...]; see all_reduce."""
-    t = _checked("reduce_scatter", t)
+    sent = _sent("reduce_scatter", t, "reduce_scatter")
     size = world_size()
-    rows = _pieces("reduce_scatter", t, size)
-    return _joined(all_to_all(t).reshape((size, rows, *t.shape[1:])), "sum").to(t.dtype)
+    return _joined(sent.reshape((size, sent.shape[0] // size, *sent.shape[1:])), "sum").to(t.dtype)
 
 
 def _joined(stacked: Tensor, op: str) -> Tensor:

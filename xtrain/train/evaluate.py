@@ -29,7 +29,8 @@ def evaluate(state: State) -> dict[str, float]:
         for number, rows in enumerate(sources)
         for start in range(rows.start, rows.stop, size)
     ]
-    parts = team.gather([_block_loss(state, rows) for _, rows in blocks[team.rank :: team.size]])
+    own = [_block_loss(state, rows) for _, rows in blocks[team.rank :: team.size]]
+    parts = team.gather(own, "losses of an evaluation")
     losses = [0.0] * len(sources)
     for block, (number, _) in enumerate(blocks):  # in one order for every number of processes
         losses[number] += parts[block % team.size][block // team.size]

@@ -71,8 +71,8 @@ class _Loop:
     def run(self) -> dict[str, Any]:
         """Make the steps; return the metrics of the last one."""
         try:
-            while self._queued or self._wants_step():
-                self._round()
+            while (wanted := self._wants_step()) or self._queued:
+                self._round(wanted)
         except BaseException:
             self._end_by_error()
             raise
@@ -81,11 +81,13 @@ class _Loop:
     def _wants_step(self) -> bool:
         return self._state.step < self._state.config.steps and not self._stop.received
 
-    def _round(self) -> None:
-        """Queue a step, if one is to come; where it is time, read the queued ones, evaluate and save."""
+    def _round(self, wanted: bool) -> None:
+        """Queue a step, if one is wanted; where it is time, read the queued ones, evaluate and save. A signal may come
+        at any time: whoever asks `_wants_step` twice may have no step at all.
+        """
         state, config = self._state, self._state.config
         stepper, queued, speed, stop = self._stepper, self._queued, self._speed, self._stop
-        if self._wants_step():
+        if wanted:
             if not queued:
                 speed.start()
             self._hooks.on_step_begin()

@@ -240,7 +240,7 @@ class Stepper:
         assert clip is not None
         with span("qk_clip"), evaluating(model):
             found = [clip.measure(lambda piece=piece: _run_layers(model, piece)) for piece in pieces]
-        return _largest(self._state.team.gather(_largest(found)))
+        return _largest(self._state.team.gather(_largest(found), "largest logits"))
 
     def _clip(self, maxima: list[list[float]], data: dict[str, float]) -> None:
         """Scale the heads whose logit was too large in the step that has just been made, unless that step was not
@@ -322,7 +322,7 @@ class Stepper:
             finally:
                 state.torn = False  # nothing has run
             # Ranks capture together: exchanges of a graph are not those of an eager step.
-            why = next((one for one in state.team.gather(why) if one), "")
+            why = next((one for one in state.team.gather(why, "failed captures") if one), "")
             if why:
                 return self._eagerly_from_now(why)
         wide, leaves = (_C.float32, 0) if state.parallel is None else (_C.float64, state.parallel.max_ranks)
@@ -425,7 +425,7 @@ class Stepper:
         last = f"; the last checkpoint is {found[0]}" if found else ""
         where = diagnose(state.model, ((piece[0], *piece[2:]) for piece in self._again(step)))
         if state.team.size > 1:
-            said = state.team.gather(where + self._bad_leaf(step))
+            said = state.team.gather(where + self._bad_leaf(step), "first bad values")
             own = state.config.max_ranks // state.team.size
             bad = [] if leaves is None else [i for i, one in enumerate(leaves.tolist()) if not math.isfinite(one)]
             # A rank whose own leaves are sound says that it is the loss itself.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, saving
-from ..data import Corpus
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
@@ -104,6 +103,16 @@ def train(
     return Trainer(values, quiet=quiet, callbacks=callbacks, model=model).run()
 
 
+def _given(
+    values: dict[str, Any] | TrainConfig | None, model: LanguageModel | str | os.PathLike[str] | None
+) -> tuple[dict[str, Any], LanguageModel | None]:
+    """The options {dotted name: value} that the arguments of a Trainer give, and the user's own model or None."""
+    given = rundir.given_options(values) if isinstance(values, TrainConfig) else options.from_tree(values or {})
+    if isinstance(model, (str, os.PathLike)):
+        return with_named_model(model, given), None
+    return (given if model is None else options_of_model(model, given)), model
+
+
 def _in_own_precision(method: Callable[Concatenate[Trainer, _P], _R]) -> Callable[Concatenate[Trainer, _P], _R]:
     """Float32 products inside may use TF32 if this run's precision says so; outside, what was chosen before holds."""
 
@@ -152,31 +161,32 @@ class Trainer(State):
         model: LanguageModel | str | os.PathLike[str] | None,
     ) -> None:
         """What __init__ does, once the ranks have met. The parts are made in this order because each needs those before
-        it; every rank makes the same ones.
+        it; every rank makes the same ones. An error that all ranks have is raised by all: no rank may take it for the
+        loss of another, whose status asks for a new start.
         """
         self.report = Report(quiet, self.team.rank)
-        if isinstance(values, TrainConfig):
-            values = rundir.given_options(values)
-        elif values is not None:
-            values = options.from_tree(values)
-        if isinstance(model, (str, os.PathLike)):
-            values, model = with_named_model(model, values or {}), None
-        if model is not None:
-            values = options_of_model(model, values or {})
-        self.config, self._checkpoint, self._known = self._plan(values or {})
+        given: list[tuple[dict[str, Any], LanguageModel | None]] = []
+        self.team.on_all(lambda: given.append(_given(values, model)))
+        ((asked, own),) = given
+        self.config, self._checkpoint, self._known = self._plan(asked)
         config = self.config
         self.team.wait_at_most(config.comm_timeout)
-        self.callbacks = CallbackList([*callbacks, *make_writers(config.writers if self.team.first else "")])
         self.directory = Path(config.out)
         self.device = self.team.device(lambda: rundir.resolve_device(config.device))
         if config.threads:
             _C.set_num_threads(config.threads)
         else:
             self.team.share_processors()
-        opened: list[Corpus] = []
-        own = model is not None
-        self.team.on_all(lambda: opened.append(open_corpus(config, self._checkpoint, own=own)))
-        (self.corpus,) = opened
+        self.team.on_all(lambda: self._make_parts(callbacks, own))
+        if config.max_ranks > 1 or self.team.size > 1:
+            self._join_ranks()
+        self.team.on_all(self._make_stepper)
+
+    def _make_parts(self, callbacks: Iterable[Callback | StepFunction], model: LanguageModel | None) -> None:
+        """Make what a rank makes without the others. model: the user's own."""
+        config = self.config
+        self.callbacks = CallbackList(callbacks, make_writers(config.writers if self.team.first else ""))
+        self.corpus = open_corpus(config, self._checkpoint, own=model is not None)
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
         self.model = make_model(config, self._checkpoint, self.corpus, self.device, model)
@@ -192,8 +202,9 @@ class Trainer(State):
             restore(self, self._checkpoint)
         else:
             self.identity = self.corpus.identity()
-        if config.max_ranks > 1 or self.team.size > 1:
-            self._join_ranks()
+
+    def _make_stepper(self) -> None:
+        """Make what takes the steps, with or without the other ranks."""
         self.stepper = Stepper(self, self.report.say)
 
     def _open_loader(self) -> None:
@@ -362,7 +373,7 @@ class Trainer(State):
         self.team.on_first(lambda: metrics.append(self._open_directory()))
         ended: Result | None = None
         try:
-            self.callbacks.on_start(self)
+            self.team.on_all(lambda: self.callbacks.on_start(self))
             self.report.introduce(self)
             record, stopped = loop(self, self.stepper, self.report, self._hooks(metrics))
             ended = result = self._finish(record, stopped)

@@ -53,13 +53,17 @@ class _Function(Callback):
 class CallbackList(Callback):
     """Several callbacks as one. A function (state, record) stands for a callback with that on_step.
 
-    ConfigError for what is neither.
+    writers: follow them. ConfigError for what is neither.
     """
 
-    def __init__(self, callbacks: Iterable[Callback | StepFunction]) -> None:
+    def __init__(self, callbacks: Iterable[Callback | StepFunction], writers: Iterable[Callback] = ()) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise ConfigError(
+                f"callbacks must be a list of Callbacks or functions of (state, record), got {type(callbacks).__name__}"
+            )
         self._all: list[tuple[str, Callback]] = []  # with the name that a warning has
         names: dict[str, int] = {}
-        for callback in callbacks:
+        for callback in (*callbacks, *writers):
             if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
                 kind = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
                 raise ConfigError(f"callbacks must be Callbacks or functions of (state, record), got {kind}")

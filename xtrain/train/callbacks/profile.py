@@ -13,8 +13,8 @@ from .base import Callback
 class ProfileWriter(Callback):
     """Skips `skip` steps, which warm up, records the next `steps`, and writes their trace to `path`: see xt.profile.
 
-    Of a run with fewer steps the last are recorded. A trace that cannot be written is a warning. table: of the profile,
-    once it is written.
+    Of a run with fewer steps the last are recorded; of several processes rank 0 alone records. A trace that cannot be
+    written is a warning. table: of the profile, once it is written.
     """
 
     table: str | None = None
@@ -30,7 +30,7 @@ class ProfileWriter(Callback):
     def on_step_begin(self, state: State) -> None:
         if self._profile is not None and state.step >= self._first + self._steps:
             self._write(state)
-        elif self._profile is None and self.table is None and state.step >= self._first:
+        elif state.team.first and self._profile is None and self.table is None and state.step >= self._first:
             self._profile = profile()
             self._profile.start()
 

@@ -80,11 +80,11 @@ class Team:
 
     def agree(self, stop: str | None) -> str | None:
         """The reason to stop of the lowest rank that has one, or None. stop: this rank's."""
-        return next((one for one in self._world.gather_json(stop) if one), None)
+        return next((one for one in self._world.gather_json(stop, "reasons to stop") if one), None)
 
-    def gather(self, value: Any) -> list[Any]:
-        """The JSON value of every rank, in their order."""
-        return [value] if self.size == 1 else self._world.gather_json(value)
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """The JSON value of every rank, in their order. what: it is, the same on every rank."""
+        return [value] if self.size == 1 else self._world.gather_json(value, what)
 
     def device(self, resolve: Callable[[], str]) -> str:
         """The device that `resolve` names; of several ranks that compute on "cuda", each has a GPU of its own."""
