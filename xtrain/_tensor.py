@@ -179,7 +179,9 @@ def std(
 
 
 def square(input: _Tensor) -> _Tensor:
-    """x * x."""
+    """x * x; of bool in int64, as a product of bools is a bool."""
+    if input.dtype == _C.bool:
+        input = input.to(_C.int64)
     return input * input
 
 

@@ -148,6 +148,8 @@ def test_nan_and_infinity() -> None:
     assert xt.isfinite(x).tolist() == [False, False, False, True]
     for whole in (xt.tensor([True, False]), xt.tensor([0, 2**62]), xt.tensor([7, 255], dtype=xt.uint8)):
         assert whole.isfinite().tolist() == [True, True] and whole.isinf().tolist() == [False, False]
+    ones = xt.tensor([True, False])
+    assert ones.square().dtype is xt.int64 and ones.square().tolist() == [1, 0] and (ones * ones).dtype is xt.bool
     assert math.isnan(x.amax().item())
     assert math.isnan(x.amin().item())
     assert x.argmax().item() == 0

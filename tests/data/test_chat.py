@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from runs import HANGS
 import xtrain as xt
 from xtrain import models
 from xtrain.cli import main
+from xtrain.tokenizers import load_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
 pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
@@ -88,6 +90,28 @@ def test_a_conversation_in_a_terminal(tmp_path, words) -> None:
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout == f"{first}\n{second}\n{first}\n"
+
+
+def test_a_message_may_be_any_bytes_and_the_input_closed(tmp_path, words) -> None:
+    """Bytes that are no UTF-8, in a message and in --system, are what they are in a text file."""
+    size = 1 + max(json.loads(words["tokenizer.json"])["model"]["vocab"].values()) + 2
+    names = save(tmp_path / "m", words, size)
+    ids = load_tokenizer(tmp_path / "m").encode(chatml("\udcff", "a\udcfe\0b").encode("utf-8", "surrogateescape"))
+    end = names.token_to_id("<|im_end|>")
+    new = models.load(tmp_path / "m").generate(ids, 12, temperature=0.0, eos=end).tolist()[len(ids) :]
+    said = names.decode([token for token in new if token != end], skip_special_tokens=False)
+    command = [sys.executable, "-m", "xtrain", "chat", str(tmp_path / "m"), "--temperature", "0", "--max-tokens", "12"]
+    for strict in ("strict", "surrogateescape"):
+        done = subprocess.run(
+            [*map(os.fsencode, command), b"--system", b"\xff"], input=b"a\xfe\0b\n", capture_output=True,
+            timeout=HANGS, check=False, env={**os.environ, "PYTHONIOENCODING": f"utf-8:{strict}"},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr
+        assert done.stdout.decode() == said + "\n"
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, timeout=HANGS, check=False
+    )
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b""), closed
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, words, capsys) -> None:

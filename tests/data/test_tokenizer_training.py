@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from xtrain import data
 from xtrain.cli import main
 from xtrain.data.token_files import open_token_file
 from xtrain.errors import ConfigError, DataError
+from xtrain.files import write_file
 from xtrain.tokenizers import find_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.on_cpu
@@ -76,6 +80,9 @@ def test_a_batch_is_its_texts(tmp_path) -> None:
 def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="vocab must be at least 257, .* got 256"):
         train_tokenizer([b"text"], 256)
+    for much in (2**24 + 1, 10**20):  # the package would end the process, or raise an OverflowError
+        with pytest.raises(ConfigError, match=f"^vocab must be at most 16,777,216, got {much:,}$"):
+            train_tokenizer([b"text"], much)
     smallest = json.loads(train_tokenizer([b"text \xff"], 257)["tokenizer.json"])  # enough; texts need be no UTF-8
     assert len(smallest["model"]["vocab"]) == 257 and smallest["model"]["vocab"]["<|endoftext|>"] == 0
     with pytest.raises(ConfigError, match="eos must not be empty"):
@@ -96,3 +103,27 @@ def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(DataError, match="^tokenizer train needs the package tokenizers: pip install"):
         train_tokenizer([b"text"], 300)
+
+
+@pytest.mark.parametrize("full", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_is_written_whole_or_not_at_all(full: str, tmp_path, capsys, monkeypatch) -> None:
+    """What a full disk leaves would be refused by the next call, which wants a folder without a tokenizer.json."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "there").mkdir()
+
+    def write(path, *rest: Any) -> None:
+        if path.name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_file(path, *rest)
+
+    monkeypatch.setattr("xtrain.cli.tokenizer.write_file", write)
+    for name in ("new", "there"):
+        out = tmp_path / name
+        assert main(["tokenizer", "train", str(tmp_path / "a.txt"), "--vocab", "300", "--out", str(out)]) == 1
+        said = f"xtrain: error: tokenizer train: {out / full} cannot be written: No space left on device\n"
+        assert capsys.readouterr().err == said
+        assert out.exists() == (name == "there") and not (out.exists() and list(out.iterdir()))
+    place = tmp_path / "a.txt"
+    assert main(["tokenizer", "train", str(place), "--vocab", "300", "--out", str(place)]) == 1
+    assert f"tokenizer train: {place} cannot be written: File exists" in capsys.readouterr().err
+    assert place.read_text() == TEXT

@@ -122,6 +122,8 @@ def test_rules_between_values() -> None:
         ("optim.adjust_lr_fn", "original", "optim.name muon", {"optim.name": "muon"}),
         ("optim.decay", 7, "optim.schedule wsd", {"optim.schedule": "wsd"}),
         ("optim.decay_form", "1-sqrt", "optim.schedule wsd", {"optim.schedule": "wsd"}),
+        ("optim.final_lr", 1e-5, "optim.schedule cosine, linear or wsd", {"optim.schedule": "wsd"}),
+        ("optim.qk_clip_every", 2, "optim.qk_clip", {"optim.qk_clip": 100.0}),
         ("extend", True, "resume", {"resume": "auto"}),
     ],
 )
@@ -129,8 +131,9 @@ def test_an_option_that_would_do_nothing(tmp_path, monkeypatch, name: str, value
     """A new run without lora.r would train the whole model. Defaults may be there, as in every config.toml."""
     monkeypatch.chdir(tmp_path)
     words = re.escape(f"{name} must be left out without {what}")
+    without = {"optim.schedule": "constant"} if name == "optim.final_lr" else {}
     with pytest.raises(ConfigError, match=f"^{words}(, got .*)?$"):
-        rundir.plan({name: value, "device": "cpu"}, lambda text: None)
+        rundir.plan({name: value, "device": "cpu", **without}, lambda text: None)
     rundir.plan({name: value, "device": "cpu", **needed}, lambda text: None)
     rundir.plan({name: config.KEYS[name].default, "device": "cpu"}, lambda text: None)
 

@@ -135,6 +135,7 @@ def test_the_z_loss_is_trained_and_not_evaluated(data, tmp_path) -> None:
         ({"optim.lr_factors": "model.*=-1"}, r"optim.lr_factors must be patterns with factors of at least 0"),
         ({"optim.lr_factors": "*=1e308", "optim.lr": 100.0}, r"optim.lr_factors must be patterns with factors of at least 0"),
         ({"optim.lr_factors": "head*=2"}, r"optim.lr_factors must name parameters that are trained, got 'head\*', which matches none"),
+        ({"optim.lr_factors": ","}, r"optim.lr_factors must name parameters that are trained, got ','$"),
         ({"optim.name": "muon", "freeze": "*proj*"}, r"optim.name must be adamw where no matrix of a hidden layer is trained, got muon"),
         ({"optim.name": "sgd"}, r"optim.name must be one of adamw, muon, got 'sgd'"),
         ({"optim.decay": 9}, r"optim.decay must be at most steps \(8\), got 9"),

@@ -123,6 +123,7 @@ def test_frozen_parameters(base) -> None:
             {"freeze": "model.embed.*"},
             r"freeze must name parameters of the model, got 'model\.embed\.\*', which matches",
         ),
+        ({"freeze": " ,"}, "freeze must name parameters of the model, got ' ,'$"),
         ({"freeze": "*"}, r"freeze must leave a parameter to be trained, got '\*'"),
         ({"freeze": "*norm*", "lora.r": 2}, r"freeze must be left out with lora\.r, which trains nothing else"),
         ({"model": "tiny", "lora.r": 2}, r"model must be a model directory with lora\.r 2, got tiny"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from .. import _C, saving
@@ -44,11 +45,14 @@ def command(arguments: list[str]) -> int:
     room = model.config.max_position_embeddings
     start = [{"role": "system", "content": values["system"]}] if values["system"] else []
     messages, options, answers = list(start), drawing(values), 0
-    shows = sys.stdin.isatty()
+    source = sys.stdin or io.StringIO()  # a closed one is at its end
+    if isinstance(source, io.TextIOWrapper):
+        source.reconfigure(errors="surrogateescape")  # a message may be any bytes
+    shows = source.isatty()
     while True:
         if shows:
             print("> ", end="", flush=True)
-        line = sys.stdin.readline()
+        line = source.readline()
         if not line:
             if shows:
                 print()
@@ -59,7 +63,8 @@ def command(arguments: list[str]) -> int:
             messages = list(start)
             continue
         asked = [*messages, {"role": "user", "content": line.rstrip("\n")}]
-        ids = tokenizer.encode(template.render(asked, add_generation_prompt=True).encode())
+        text = template.render(asked, add_generation_prompt=True)
+        ids = tokenizer.encode(text.encode("utf-8", "surrogateescape"))
         if len(ids) >= room:
             print(
                 f"xtrain: the conversation has {len(ids)} tokens, the model takes {room}: /new begins anew",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..data import read_documents, source_files, texts_of
-from ..errors import ConfigError
-from ..files import make_folders, write_file
+from ..errors import ConfigError, DataError
+from ..files import make_folders, reason, write_file
 from ..tokenizers import END, load_tokenizer, train_tokenizer
 from .parser import simple_options
 
@@ -42,10 +44,27 @@ def command(arguments: list[str]) -> int:
     documents = (document for file in files for document in read_documents(file, field))
     texts = (text for document in documents for text in texts_of(document, field))
     made = train_tokenizer(texts, values["vocab"], values["eos"])
-    make_folders(out)
-    for name, content in made.items():
-        write_file(out / name, lambda stream, content=content: stream.write(content))
+    _write(out, made)
     count = load_tokenizer(out).vocab_size
     fewer = "" if count == values["vocab"] else f"; the texts give no more, {values['vocab']:,} were asked for"
     print(f"{out}: {count:,} tokens{fewer}")
     return 0
+
+
+def _write(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files {name: content} of a tokenizer into a folder, all of them or none: with a tokenizer.json alone
+    the end of a document is unknown. DataError where it cannot be written; a folder that was not there is gone then.
+    """
+    new, written = not os.path.lexists(out), list[Path]()
+    try:
+        make_folders(out)
+        for name, content in files.items():
+            write_file(out / name, lambda stream, content=content: stream.write(content))
+            written.append(out / name)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            for path in written:
+                path.unlink()
+            if new:
+                out.rmdir()
+        raise DataError(f"tokenizer train: {error.filename or out} cannot be written: {reason(error)}") from None

@@ -10,6 +10,7 @@ from .from_file import package
 
 END = "<|endoftext|>"
 SMALLEST = 257  # every byte, and the end of a document
+MOST = 1 << 24  # the package takes memory for all tokens at once, and ends the process where there is too little
 
 
 def train_tokenizer(texts: Iterable[bytes], vocab_size: int, eos: str = END) -> dict[str, bytes]:
@@ -17,11 +18,13 @@ def train_tokenizer(texts: Iterable[bytes], vocab_size: int, eos: str = END) -> 
     the files of a tokenizer directory {name: content}, which transformers reads too.
 
     Token 0 is `eos`, which ends a document. Texts that are too few for `vocab_size` tokens make fewer. The same texts
-    make the same tokenizer. ConfigError for a vocabulary below 257 or an empty eos, DataError without the package or
-    any text.
+    make the same tokenizer. ConfigError for a vocabulary that is not in [257, 2**24] or an empty eos, DataError without
+    the package or any text.
     """
     if vocab_size < SMALLEST:
         raise ConfigError(f"vocab must be at least {SMALLEST}, every byte and the end of a document, got {vocab_size}")
+    if vocab_size > MOST:
+        raise ConfigError(f"vocab must be at most {MOST:,}, got {vocab_size:,}")
     if not eos:
         raise ConfigError("eos must not be empty")
     library = package("tokenizer train")

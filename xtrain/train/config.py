@@ -464,6 +464,12 @@ _ONLY_WITH: tuple[tuple[tuple[str, ...], str, typing.Callable[[TrainConfig], boo
         lambda config: config.optim.name == "muon",
     ),
     (("optim.decay", "optim.decay_form"), "optim.schedule wsd", lambda config: config.optim.schedule == "wsd"),
+    (
+        ("optim.final_lr",),
+        "optim.schedule cosine, linear or wsd",
+        lambda config: config.optim.schedule != "constant",
+    ),
+    (("optim.qk_clip_every",), "optim.qk_clip", lambda config: config.optim.qk_clip > 0),
 )
 
 
