@@ -236,7 +236,8 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, monkeypatch) -> None:
 
 def test_a_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch) -> None:
     """Else another writer might take it for what a killed one has left."""
-    fcntl = pytest.importorskip("fcntl", reason="needs fcntl (POSIX)")
+    import fcntl
+
     replace, found = os.replace, []
 
     def looks(source: str, *rest, **more) -> None:
