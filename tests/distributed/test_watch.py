@@ -233,7 +233,10 @@ def test_waiting(tmp_path):
 def test_ranks_that_do_not_do_the_same(tmp_path):
     """All hear both signatures, on one line each, and end with 75 though their scripts catch nothing."""
     cases = {
-        "other": ('{"all_gather": "int64 (2,)"}', '{"all_gather": "float32 (2,)"}'),
+        "other": (
+            '{"all_gather": "all_reduce sum int64 (2,)"}',
+            '{"all_gather": "float32 (2,)"}',
+        ),
         "size": (
             '{"all_to_all": "float32 (4,)", "bytes": [8, 8]}',
             '{"all_to_all": "float32 (2,)", "bytes": [4, 4]}',

@@ -211,7 +211,8 @@ def run(folder: Path, out: str, kind: str = "shared", callbacks: Any = (), **cha
 @pytest.mark.parametrize("max_ranks", [0, 2])
 def test_a_step_of_a_run_is_that_of_the_optimizer_and_then_the_clip(max_ranks: int, tmp_path) -> None:
     """In every second step, by the logits that its batch had before it."""
-    plain = run(tmp_path, "plain", steps=2, max_ranks=max_ranks, **{"optim.qk_clip": 0.0})
+    none = {"optim.qk_clip": 0.0, "optim.qk_clip_every": 10}
+    plain = run(tmp_path, "plain", steps=2, max_ranks=max_ranks, **none)
     before = run(tmp_path, "one", steps=2, max_ranks=max_ranks, callbacks=[lambda trainer, record: True])
     clipped = run(tmp_path, "two", steps=2, max_ranks=max_ranks)
     assert "qk_clipped" not in metrics(tmp_path / "two")[0] and before.step == 1
