@@ -294,6 +294,8 @@ def test_what_a_run_on_a_gpu_starts_from(monkeypatch, tmp_path) -> None:
     assert (config.model.preset, config.batch_size, config.steps) == ("gpu", GPU_RUN["batch_size"], 7)
     config, _, _ = rundir.plan({"model.preset": "tiny"}, pytest.fail)
     assert (config.model.preset, config.batch_size) == ("tiny", TrainConfig().batch_size)
+    config, _, _ = rundir.plan({"optim.schedule": "constant"}, pytest.fail)  # whose final_lr nobody has given
+    rundir.plan(rundir.given_options(config), pytest.fail)  # nor is its config.toml refused
     config, _, _ = rundir.plan({"device": "cpu"}, pytest.fail)
     assert config.model.preset == "default"
     for device, given, precision in (

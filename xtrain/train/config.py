@@ -474,11 +474,13 @@ _ONLY_WITH: tuple[tuple[tuple[str, ...], str, typing.Callable[[TrainConfig], boo
 
 
 def check_used(config: TrainConfig) -> None:
-    """ConfigError for an option of a new run that would do nothing: whoever gives it expects LoRA, Muon, ..."""
+    """ConfigError for an option of a new run that would do nothing, such as lora.alpha in a run without LoRA. The values
+    that a run has without being told, also those of GPU_RUN, are allowed: every config.toml names them.
+    """
     flat = flatten(config)
     for names, what, is_set in _ONLY_WITH:
         for name in names:
-            if flat[name] != KEYS[name].default and not is_set(config):
+            if flat[name] not in (KEYS[name].default, GPU_RUN.get(name)) and not is_set(config):
                 raise ConfigError(f"{name} must be left out without {what}, got {shown(flat[name])}")
 
 

@@ -59,7 +59,7 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     config = _with_absolute_data(build({**given, "resume": ""}))
     check_used(config)
     if config.extend and not resume:
-        raise ConfigError("extend must be left out without resume")
+        raise ConfigError(f"extend must be left out without resume, got {config.extend}")
     config.precision = config.precision or ("bfloat16" if on_gpu else "float32")
     directory, found = _new_directory(config, warn if resume else None)
     config.out = os.fspath(directory)
