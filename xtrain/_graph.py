@@ -49,9 +49,7 @@ class Graph(Generic[_R]):
                 raise TypeError(f"cuda.graph: optimizers must be optimizers, got {type(optimizer).__name__}")
         places = (p.device for one in self._optimizers for group in one.param_groups for p in group["params"])
         self._device = device or next((one for one in places if one.type == "cuda"), _C.device("cuda"))
-        self._inputs: tuple[Tensor, ...] | None = (
-            None  # what the step reads: the same tensors on the device in each call
-        )
+        self._inputs: tuple[Tensor, ...] | None = None  # tensors on the device, the same ones in each call
         self._eager_calls = 0
         self._handle: Any = None  # the captured graph of the C core
         self._outputs: Any = None  # the tensors that each replay writes

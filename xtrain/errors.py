@@ -25,7 +25,7 @@ class NonFiniteError(FloatingPointError):
 
 
 class PeerError(RuntimeError):
-    """Another process of the run is missing, has left, or does not do the same. The command ends with
+    """Another process of the run is missing, has left, or makes another exchange than this one. The command ends with
     status 75, so that the launcher may start the run again. told: whether the watchdog has printed the error.
     """
 

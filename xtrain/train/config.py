@@ -474,8 +474,8 @@ _ONLY_WITH: tuple[tuple[tuple[str, ...], str, typing.Callable[[TrainConfig], boo
 
 
 def check_used(config: TrainConfig) -> None:
-    """ConfigError for an option of a new run that would do nothing, such as lora.alpha in a run without LoRA. The values
-    that a run has without being told, also those of GPU_RUN, are allowed: every config.toml names them.
+    """ConfigError for an option of a new run that would do nothing, such as lora.alpha without LoRA. Defaults are
+    allowed, also those of GPU_RUN: every config.toml names them.
     """
     flat = flatten(config)
     for names, what, is_set in _ONLY_WITH:

@@ -82,8 +82,9 @@ class _Loop:
         return self._state.step < self._state.config.steps and not self._stop.received
 
     def _round(self, wanted: bool) -> None:
-        """Queue a step, if one is wanted; where it is time, read the queued ones, evaluate and save. A signal may come
-        at any time: whoever asks `_wants_step` twice may have no step at all.
+        """Queue a step if `wanted`, the answer of `_wants_step`. If it is time, read the queued steps, evaluate and
+        save. A signal may come at any time, so a second call of `_wants_step` might answer otherwise, and leave no step
+        to read.
         """
         state, config = self._state, self._state.config
         stepper, queued, speed, stop = self._stepper, self._queued, self._speed, self._stop

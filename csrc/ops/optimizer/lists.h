@@ -22,7 +22,8 @@ static inline XtStatus xt_check_list(const XtOp *op, const char *name, const XtA
     return XT_OK;
 }
 
-/* Whether the memory of two contiguous tensors has bytes in common. One without elements begins where its storage does: in nothing. */
+/* Whether the memory of two contiguous tensors has bytes in common. The data of a tensor without elements is the beginning of its storage,
+ * which is inside no other tensor. */
 static inline bool xt_share_memory(const XtTensor *a, const XtTensor *b) {
     const int64_t size_a = xt_view_numel(&a->view) * (int64_t)xt_dtype_size(a->dtype);
     const int64_t size_b = xt_view_numel(&b->view) * (int64_t)xt_dtype_size(b->dtype);

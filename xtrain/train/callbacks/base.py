@@ -53,7 +53,7 @@ class _Function(Callback):
 class CallbackList(Callback):
     """Several callbacks as one. A function (state, record) stands for a callback with that on_step.
 
-    writers: follow them. ConfigError for what is neither.
+    writers: callbacks that are called after these. ConfigError for anything else in `callbacks`.
     """
 
     def __init__(self, callbacks: Iterable[Callback | StepFunction], writers: Iterable[Callback] = ()) -> None:

@@ -72,7 +72,7 @@ class Team:
             self._world.all_or_none(act if self.first else lambda: None)
 
     def on_all(self, act: Callable[[], Any]) -> None:
-        """Call `act`, which is no exchange, on every rank. An error of one is raised on all."""
+        """Call `act` on every rank. An error of one is raised on all, so `act` must make no exchange of its own."""
         if self.size == 1:
             act()
         else:
@@ -83,7 +83,7 @@ class Team:
         return next((one for one in self._world.gather_json(stop, "reasons to stop") if one), None)
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """The JSON value of every rank, in their order. what: it is, the same on every rank."""
+        """The JSON value of every rank, in their order. what: names the exchange, the same on every rank."""
         return [value] if self.size == 1 else self._world.gather_json(value, what)
 
     def device(self, resolve: Callable[[], str]) -> str:
