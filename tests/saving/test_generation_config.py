@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,13 +276,30 @@ def test_a_gguf_file_has_them(tmp_path, capsys, ends: list[int], told: str) -> N
     gguf = pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
     pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     path = directory(tmp_path / "m", json.dumps({"eos_token_id": ends}), 4)
+    found = ends_of_gguf(gguf, path)
+    assert capsys.readouterr().err == told
+    known = list(dict.fromkeys(end for end in ends if end < 256))
+    assert list(found.values()) == known[:3] and list(found) == ["eos", "eot", "eom"][: len(found)]
+
+
+def test_a_gguf_file_has_the_end_of_its_family(tmp_path) -> None:
+    """2 of Llama, as in transformers, where no file names an end: the tokenizer, which reads files, knows none."""
+    gguf = pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
+    path = directory(tmp_path / "m", None, 4)
+    config = json.loads((path / "config.json").read_text())
+    del config["eos_token_id"]
+    (path / "config.json").write_text(json.dumps(config))
+    assert ends_of_gguf(gguf, path) == {"eos": 2}
+
+
+def ends_of_gguf(gguf: Any, path: Path) -> dict[str, int]:
+    """Give a model directory a tokenizer, export it, and return the ids of ends in the file by their names."""
     cutter = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True, "trim_offsets": True}
     bpe = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     text = {"version": "1.0", "added_tokens": [], "pre_tokenizer": cutter, "model": bpe}
     (path / "tokenizer.json").write_text(json.dumps(text))
-    assert main(["export", str(path), "--gguf", str(tmp_path / "m.gguf")]) == 0
-    assert capsys.readouterr().err == told
-    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
-    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    known = list(dict.fromkeys(end for end in ends if end < 256))
-    assert [fields[name].contents() for name in names if name in fields] == known[:3]
+    assert main(["export", str(path), "--gguf", f"{path}.gguf"]) == 0
+    fields = gguf.GGUFReader(f"{path}.gguf").fields
+    names = {name: f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")}
+    return {name: fields[key].contents() for name, key in names.items() if key in fields}

@@ -49,8 +49,10 @@ def command(arguments: list[str]) -> int:
     if text is None:
         raise DataError(f"{path}: export needs a tokenizer.json, and there is none")
     begin = find_begin(tokenizer.files(), getattr(model.config, "bos_token_id", model.config.extra.get("bos_token_id")))
-    known = dict.fromkeys(listed(end_tokens(model)))  # none where the tokenizer has no end: its own is the first
+    known = dict.fromkeys(listed(end_tokens(model)))
     ends = [end for end in known if end < model.config.vocab_size and end != tokenizer.eos]
+    # A tokenizer has no end where no file names one. The model may have the default of its family, as in transformers.
+    eos = tokenizer.eos if tokenizer.eos is not None or not ends else ends.pop(0)
     if len(ends) > MORE_ENDS:
         left = ", ".join(map(str, ends[MORE_ENDS:]))
         room = f"a GGUF file has room for {1 + MORE_ENDS} ends of a sequence"
@@ -58,7 +60,7 @@ def command(arguments: list[str]) -> int:
     with whole(out) as temporary:
         writer = library.GGUFWriter(temporary, to_gguf.ARCHITECTURES[model.config.model_type][0])
         to_gguf.write_config(writer, model.config, Path(directory).resolve().name)
-        write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, tokenizer.eos, begin, ends)
+        write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, eos, begin, ends)
         count = to_gguf.write_tensors(writer, model.config, model.state_dict(), dtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
