@@ -482,6 +482,9 @@ def check_used(config: TrainConfig) -> None:
         for name in names:
             if flat[name] not in (KEYS[name].default, GPU_RUN.get(name)) and not is_set(config):
                 raise ConfigError(f"{name} must be left out without {what}, got {shown(flat[name])}")
+    for name, what in (("freeze", "parameters of the model"), ("optim.lr_factors", "parameters that are trained")):
+        if flat[name] and not flat[name].replace(",", " ").strip():
+            raise ConfigError(f"{name} must name {what}, got {flat[name]!r}")
 
 
 def warmup_steps(config: TrainConfig) -> int:

@@ -131,10 +131,7 @@ def choose_trained(model: nn.Module, config: TrainConfig, new: bool = True) -> N
             base_model_name_or_path=os.path.abspath(config.model.preset),
         )
     names = dict(model.named_parameters())
-    patterns = [part.strip() for part in config.freeze.split(",") if part.strip()]
-    if config.freeze and not patterns:
-        raise ConfigError(f"freeze must name parameters of the model, got {config.freeze!r}")
-    for pattern in patterns:
+    for pattern in filter(None, (part.strip() for part in config.freeze.split(","))):
         found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not found:
             raise ConfigError(f"freeze must name parameters of the model, got {pattern!r}, which matches none")
@@ -257,10 +254,7 @@ def _factors(model: nn.Module, settings: OptimConfig) -> dict[int, float]:
     """{id of a parameter: the factor of its learning rate}."""
     names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     factors: dict[int, float] = {}
-    parts = [part.strip() for part in settings.lr_factors.split(",") if part.strip()]
-    if settings.lr_factors and not parts:
-        raise ConfigError(f"optim.lr_factors must name parameters that are trained, got {settings.lr_factors!r}")
-    for part in parts:
+    for part in filter(None, (part.strip() for part in settings.lr_factors.split(","))):
         pattern, _, text = part.rpartition("=")
         try:
             factor = float(text)
