@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -92,7 +93,7 @@ def test_a_conversation_in_a_terminal(tmp_path, words) -> None:
     assert done.stdout == f"{first}\n{second}\n{first}\n"
 
 
-def test_a_message_may_be_any_bytes_and_the_input_closed(tmp_path, words) -> None:
+def test_a_message_may_be_any_bytes_and_the_input_closed(tmp_path, words, monkeypatch) -> None:
     """Bytes that are no UTF-8, in a message and in --system, are what they are in a text file."""
     size = 1 + max(json.loads(words["tokenizer.json"])["model"]["vocab"].values()) + 2
     names = save(tmp_path / "m", words, size)
@@ -112,6 +113,10 @@ def test_a_message_may_be_any_bytes_and_the_input_closed(tmp_path, words) -> Non
         ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, timeout=HANGS, check=False
     )
     assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b""), closed
+    read = io.TextIOWrapper(io.BytesIO(b"a line of another command\n"))
+    read.readline()  # an input that has been read keeps its encoding
+    monkeypatch.setattr(sys, "stdin", read)
+    assert main(command[3:]) == 0
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, words, capsys) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 
@@ -47,7 +48,8 @@ def command(arguments: list[str]) -> int:
     messages, options, answers = list(start), drawing(values), 0
     source = sys.stdin or io.StringIO()  # a closed one is at its end
     if isinstance(source, io.TextIOWrapper):
-        source.reconfigure(errors="surrogateescape")  # a message may be any bytes
+        with contextlib.suppress(io.UnsupportedOperation):  # of a process that has read from it before
+            source.reconfigure(errors="surrogateescape")  # a message may be any bytes
     shows = source.isatty()
     while True:
         if shows:
