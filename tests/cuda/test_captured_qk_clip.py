@@ -39,7 +39,7 @@ given = dict.fromkeys((name.replace(".", "__") for name in TINY if name.startswi
 given |= {"model__preset": "model", "optim__lr": 0.03, "optim__qk_clip": 6.0, "optim__qk_clip_every": 3, "steps": 18, **changes}
 eager, captured, plain = (
     Run(".", name, name == "captured", **{**given, **more})
-    for name, more in (("eager", {}), ("captured", {}), ("plain", {"optim__qk_clip": 0.0}))
+    for name, more in (("eager", {}), ("captured", {}), ("plain", {"optim__qk_clip": 0.0, "optim__qk_clip_every": 10}))
 )
 for run in (eager, captured, plain):
     run.trainer.run()
