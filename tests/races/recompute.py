@@ -2,7 +2,7 @@
 
 import threading
 
-from race import race
+from race import SECONDS, race
 
 import xtrain as xt
 import xtrain.functional as F
@@ -48,9 +48,9 @@ one = [leaf.grad.clone() for leaf in leaves]
 for leaf in leaves:
     leaf.grad = None
 done: list[int] = []
-counts = race(walk, walk, walk)
+counts = race(walk, walk, walk, seconds=SECONDS / 2)
 for leaf, part in zip(leaves, one, strict=True):
     off = float((leaf.grad - part * float(sum(counts))).abs().amax())
     assert off < 1e-9 * sum(counts) * float(part.abs().amax()), (off, sum(counts))
-race(walk, consume, consume)
+race(walk, consume, consume, seconds=SECONDS / 2)
 assert done
