@@ -7,7 +7,11 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """An unknown option, a value of the wrong type or range, or a resume with another configuration."""
+    """An unknown option, a value of the wrong type or range, or a resume with another configuration. told: whether the
+    watchdog has printed the error.
+    """
+
+    told = False
 
 
 class DataError(ValueError):

@@ -21,6 +21,10 @@ class Link:
 
     def __init__(self, rank: int, other: Any = None) -> None:
         self.rank, self.other, self.said = rank, json.dumps(other).encode(), b""
+        self.announced: list[str] = []
+
+    def announce(self, text: str) -> None:
+        self.announced.append(text)
 
     def all_gather(self, data: bytes, name: str) -> list[bytes]:
         return [data, self.other] if self.rank == 0 else [self.other, data]
@@ -67,6 +71,27 @@ def test_an_error_of_any_rank_ends_all() -> None:
         "distributed: rank 1 failed: OSError: no"
     )
     agree.all_or_none(Link(0, None), lambda: None)
+
+
+@pytest.mark.parametrize(("verdict", "told"), [(ConfigError, True), (PeerError, False)])
+def test_a_config_error_is_raised_whatever_ends_the_exchange(verdict: type[Exception], told: bool) -> None:
+    """By its rank; told where the verdict is this error. Other errors leave the word to the verdict."""
+
+    class Ended(Link):
+        def all_gather(self, data: bytes, name: str) -> list[bytes]:
+            raise verdict("it ended")
+
+    def fails(error: Exception) -> None:
+        raise error
+
+    link = Ended(0)
+    error = ConfigError("a wrong\nstart")
+    assert raised(ConfigError, lambda: agree.all_or_none(link, lambda: fails(error))) == "a wrong\nstart"
+    assert error.told is told and link.announced == ["a wrong\nstart"]
+    for act in (lambda: fails(OSError("no")), lambda: None):
+        with pytest.raises(verdict, match="it ended"):
+            agree.all_or_none(link, act)
+    assert len(link.announced) == 1
 
 
 def test_the_number_of_an_error_comes_with_it() -> None:

@@ -328,6 +328,11 @@ class Wrong(trainer.Callback):
     def on_start(self, state):
         if state.team.rank:
             raise trainer.ConfigError("a wrong start")
+class Evaluates(trainer.Callback):
+    def on_start(self, state):
+        if state.team.rank == {bad}:
+            raise trainer.ConfigError("a wrong start")
+        state.evaluate()
 sys.exit(guard(lambda words: trainer.Trainer({given!r}, callbacks={callbacks}).run(), []))
 """
 
@@ -344,7 +349,7 @@ def test_data_that_a_host_lacks(without, data, tmp_path):
             text_file(tmp_path / str(rank) / "data.txt")
 
     def code(rank: int) -> list[str]:
-        about = dict(late="open_corpus", seconds=1 - rank, given=given, callbacks=[])
+        about = dict(late="open_corpus", seconds=1 - rank, given=given, callbacks=[], bad=0)
         return ["-c", LATE.format(folder=str(tmp_path / str(rank)), **about)]
 
     found = run_ranks(2, code, tmp_path / "ranks")
@@ -370,12 +375,29 @@ def test_a_wrong_start_of_all_ranks(late, wrong, callbacks, said, data, tmp_path
     given = {**values(data, tmp_path / "run"), **wrong}
 
     def code(rank: int) -> list[str]:
-        about = dict(late=late, seconds=1 - rank, given=given, callbacks=callbacks)
+        about = dict(late=late, seconds=1 - rank, given=given, callbacks=callbacks, bad=0)
         return ["-c", LATE.format(folder=str(tmp_path), **about)]
 
     for rank, one in enumerate(run_ranks(2, code, tmp_path / "ranks")):
         who = "rank 1: " if callbacks == "[Wrong()]" and not rank else ""
         assert one.status == 2 and one.err.startswith(f"xtrain: error: {who}{said}") and one.err.count("\n") == 1, one
+
+
+def test_a_wrong_start_while_others_exchange(data, tmp_path):
+    """The exchanges differ, but the reason is an option: its sentence, and the status that lets nobody start them again."""
+
+    def started(bad: int, ranks: int):
+        given = values(data, tmp_path / f"{bad}{ranks}" / "run", max_ranks=ranks)
+        about = dict(late="Stepper", seconds=0, given=given, callbacks="[Evaluates()]", bad=bad)
+        code = ["-c", LATE.format(folder=str(tmp_path), **about)]
+        return run_ranks(ranks, lambda rank: code, tmp_path / f"ranks{bad}{ranks}")
+
+    cases = [(0, 2), (1, 2), (2, 3)]
+    for (bad, _), found in zip(cases, at_once(*[lambda c=c: started(*c) for c in cases]), strict=True):
+        told = rf"xtrain: error: distributed: rank {bad}: a wrong start \(host .*\)\n"
+        for one in found:
+            assert one.status == 2 and re.fullmatch(told, one.err), found
+        assert abs(found[0].ended - found[1].ended) < SOON, found
 
 
 def test_another_checkpoint_of_the_same_name(data, tmp_path):

@@ -102,6 +102,18 @@ def test_a_rank_does_not_judge_itself():
     assert one.look(2e4) == (None, [])
 
 
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_config_error_is_why_exchanges_differ(bad):
+    """Not one that was brought to an earlier exchange, where all have heard it."""
+    for number, kind, text in ((7, "config", f"rank {bad}: no such thing (host h"), (6, "diverged", "ranks do not do")):
+        beats = [beat(7, 0.0) for _ in range(3)]
+        beats[bad] |= {"signatures": [[7, "errors"]], "failed": [number, "no such thing"]}
+        verdict, _ = judge(*beats).look(101.0)
+        assert verdict is not None and verdict.kind == kind and verdict.text.startswith(text), verdict
+        assert verdict.ranks == ((bad,) if number == 7 else (0, bad or 1))
+    assert judge(beat(), beat(failed=[0, ""])).mistaken(0, 100.0) is None
+
+
 def test_what_is_known_of_ranks():
     one = judge(beat(7, 2.0), beat(6), *[beat(6)] * 4)
     assert one.who([0], 104.5) == "(host h, pid 9, step 3, exchange 7, exchanging for 6.5 s)"

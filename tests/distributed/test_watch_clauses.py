@@ -19,7 +19,7 @@ import pytest
 from xtrain.distributed import watch as watchdog
 from xtrain.distributed.progress import Progress, Times
 from xtrain.distributed.watch import Watch, _Link, _print, write_error_file
-from xtrain.errors import PeerError
+from xtrain.errors import ConfigError, PeerError
 
 pytestmark = pytest.mark.on_cpu
 HANGS = 60.0  # seconds
@@ -169,6 +169,39 @@ def test_who_accuses_says_what_is_known_now(make) -> None:
     watch.accuse("diverged", (0,), "something differs")
     assert watch.verdict is not None and watch.verdict.kind == "diverged"
     assert ", step 4711, exchange 0, saving for " in watch.verdict.text
+
+
+def test_a_config_error_is_the_verdict_on_exchanges_that_differ(make, process, monkeypatch) -> None:
+    """What the rank has announced is heard first, also where this thread has yet to read it; the status is 2."""
+    watch, (other,) = make(0, 2)
+    watch.start()
+    other.hears("beat")
+    wait = watch._wait
+    monkeypatch.setattr(watch, "_wait", lambda selector, until: wait(selector, until) if not watch._orders else None)
+    other_progress = Progress()
+    other_progress.failed = 3, "a wrong start"
+
+    def say() -> None:
+        other.says({"beat": other_progress.beat()})
+
+    watch._orders.append(say)  # after it has read, and before it obeys the next order
+    watch.accuse("diverged", (0, 1), "they differ", 3)
+    assert watch.verdict is not None and watch.verdict.kind == "config" and watch.verdict.ranks == (1,)
+    assert watch.verdict.text.startswith("rank 1: a wrong start (host ")
+    error = watch.error()
+    assert type(error) is ConfigError and error.told and str(error) == f"distributed: {watch.verdict.text}"
+    assert ("end_after", SELDOM.exit, 2) in process.done and watch.status() == 2
+    assert other.hears("verdict")[-1]["verdict"][:2] == ["config", [1]]
+
+
+def test_an_announcement_is_sent_at_once(make) -> None:
+    watch, (other,) = make(1, 2)
+    watch.start()
+    other.hears("beat")
+    watch.progress.failed = 3, "a wrong start"
+    watch.beat_now()
+    assert select.select([other.talk], [], [], 0)[0], "before this returns"
+    assert other.hears("beat")[-1]["beat"]["failed"] == [3, "a wrong start"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

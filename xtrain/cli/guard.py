@@ -34,7 +34,7 @@ def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
             raise
         if isinstance(error, ConfigError):
-            return fail(str(error), 2)
+            return 2 if error.told else fail(str(error), 2)
         if isinstance(error, PeerError):
             return 75 if error.told else fail(str(error), 75)  # EX_TEMPFAIL: the ranks may be started again
         if isinstance(error, (DataError, CheckpointError, NonFiniteError)):

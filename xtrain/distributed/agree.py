@@ -71,7 +71,8 @@ def together(link: HostPlane | None, make: Callable[[], Any]) -> Any:
 
 def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
     """Call `act` on every rank. If it fails on one, that rank raises its error, and all others raise one of the same
-    type and text, with the errno of its cause. `act` must not exchange anything with other ranks.
+    type and text, with the errno of its cause. `act` must not exchange anything with other ranks. Where it does so on
+    some while it fails on another with a ConfigError, all raise one with that text.
     """
     failure: Exception | None = None
     mine: list[Any] | None = None
@@ -79,7 +80,15 @@ def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
         act()
     except Exception as error:
         failure, mine = error, [type(error).__name__, str(error), getattr(error.__cause__, "errno", None)]
-    said = gather_json(link, mine, "errors")
+    if link is not None and isinstance(failure, ConfigError):
+        link.announce(str(failure))
+    try:
+        said = gather_json(link, mine, "errors")
+    except (ConfigError, PeerError) as ended:
+        if not isinstance(failure, ConfigError):
+            raise
+        failure.told = isinstance(ended, ConfigError)  # a verdict, of this error
+        raise on_all_ranks(failure) from None
     if failure is not None:
         raise on_all_ranks(failure)
     for number, one in enumerate(said):

@@ -38,6 +38,7 @@ _MAGIC = b"XTX1"
 _EXCHANGE, _ANSWER, _LEFT, _FAILED = 1, 2, 3, 4
 _MOST_SECTIONS = 1 << 16
 _DRAIN = 2.0  # seconds that a leaving rank waits for the others to close
+_LONGEST_REASON = 1000  # characters
 _SPINS = 200  # tests of a condition, each of which lets other threads run, before the loop sleeps
 _PAUSE = 5e-5  # seconds between two tests from then on
 _R = TypeVar("_R")
@@ -215,6 +216,14 @@ class HostPlane:
         self.progress.end()
         return found
 
+    def announce(self, text: str) -> None:
+        """Say before the next exchange that this rank brings a ConfigError with this text to it: where others make
+        another exchange, that is the reason.
+        """
+        self.progress.failed = self._number + 1, " ".join(text.split())[:_LONGEST_REASON]
+        if self.watch is not None:
+            self.watch.beat_now()
+
     def wait_until(self, done: Callable[[], bool], limit: float | None = None) -> None:
         """Wait until `done` returns True. PeerError when the watchdog ends the exchange, or after `limit` seconds
         (default: `patience` of the plane).
@@ -292,7 +301,7 @@ class HostPlane:
         """The sentence about this exchange, which is not the same on rank 0 and on another one."""
         text = differ(self._number, 0, first.decode("utf-8", "replace"), rank, other.decode("utf-8", "replace"))
         if self.watch is not None:
-            self.watch.accuse("diverged", (0, rank), text)
+            self.watch.accuse("diverged", (0, rank), text, self._number)
         return f"distributed: {text}"
 
     def _fail(self, text: str, gone: int | None = None) -> None:

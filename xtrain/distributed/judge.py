@@ -18,8 +18,8 @@ _LEAST_STEPS = 5  # of a window
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why the run ends. kind: gone, silent, stuck, diverged, left or lost (docs/internals/distributed.md has a table).
-    ranks: those that are to blame. text: the sentence for the user.
+    """Why the run ends. kind: gone, silent, stuck, diverged, config, left or lost (docs/internals/distributed.md has a
+    table). ranks: those that are to blame. text: the sentence for the user.
     """
 
     kind: str
@@ -93,6 +93,14 @@ class Judge:
         """The verdict on a rank that says that an error ends it."""
         return Verdict("left", (rank,), f"rank {rank} left: {why} {self.who([rank], now)}")
 
+    def mistaken(self, exchange: int, now: float) -> Verdict | None:
+        """The verdict on a rank that brings a ConfigError to this exchange, while others make another one."""
+        for rank, (_, beat) in sorted(self._beats.items()):
+            number, text = beat.get("failed", (0, ""))
+            if number == exchange > 0:
+                return Verdict("config", (rank,), f"rank {rank}: {text} {self.who([rank], now)}")
+        return None
+
     def look(self, now: float) -> tuple[Verdict | None, list[str]]:
         """A verdict, if it is time for one, and warnings."""
         verdict = self._silent(now) or self._diverged(now)
@@ -122,7 +130,8 @@ class Judge:
                 if mine.get(number, other) != other:
                     text = differ(number, self.rank, mine[number], rank, other)
                     ranks = tuple(sorted((self.rank, rank)))
-                    return Verdict("diverged", ranks, f"{text} {self.who(ranks, now)}")
+                    told = f"{text} {self.who(ranks, now)}"
+                    return self.mistaken(number, now) or Verdict("diverged", ranks, told)
         return None
 
     def _late(self, now: float) -> tuple[Verdict | None, list[str]]:

@@ -87,6 +87,7 @@ class Progress:
     """What the main thread does, for the watchdog: the training step, the phase, and the exchanges.
 
     queued, done: the number of the last exchange that began, and of the last that ended.
+    failed: the number of the exchange to which this rank brings a ConfigError, and its text.
     """
 
     def __init__(self) -> None:
@@ -94,6 +95,7 @@ class Progress:
         self.step = 0
         self.phase = "starting"
         self.queued = self.done = 0
+        self.failed: tuple[int, str] = (0, "")
         self._since = self._resumed = now
         self._waiting: float | None = None  # since when
         self._busy = 0.0  # seconds of computing so far
@@ -143,6 +145,7 @@ class Progress:
             "done": self.done,
             "waiting": None if waiting is None else round(now - waiting, 3),
             "busy": self._busy,
+            "failed": list(self.failed),
             "signatures": [list(one) for one in tuple(self._signatures)],  # tuple: a copy that nobody interrupts
             "stack": self._stack(),
         }

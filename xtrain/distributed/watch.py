@@ -4,7 +4,7 @@ when one of them is lost.
 Each rank has two more connections to rank 0: on one come heartbeats and verdicts (JSON with its length in front), on
 the other a byte each second from a thread that needs no GIL (csrc/py/runtime/pulse.c). Rank 0 judges all, the others
 judge rank 0 (judge.py). A verdict is told to all, printed, and raised by the main thread, whose exchanges it ends; 5 s
-later the process ends in any case, with status 75 (csrc/py/runtime/ending.c).
+later the process ends in any case, with status 75, or 2 for a mistake in the config (csrc/py/runtime/ending.c).
 
 No deadlock: the thread holds no lock, never waits for the main thread, and its sockets do not block.
 """
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _C
-from ..errors import PeerError, shown
+from ..errors import ConfigError, PeerError, shown
 from .judge import Judge, Verdict
 from .progress import Progress, Times
 from .store import LENGTH
@@ -140,9 +140,11 @@ class Watch:
 
     # ---- what the main thread says -----------------------------------------------------------------------------------
 
-    def accuse(self, kind: str, ranks: tuple[int, ...], text: str) -> None:
+    def accuse(self, kind: str, ranks: tuple[int, ...], text: str, exchange: int = 0) -> None:
         """End the run with a verdict that the main thread has found. On ranks but 0, rank 0's verdict comes first if it
         arrives within 1 s, as it knows more. Return when there is a verdict.
+
+        exchange: which is not the same on all ranks. Where one brings a ConfigError to it, that is the verdict.
         """
         if self.rank != 0 and self._convicted.wait(_FLUSH):
             return
@@ -151,12 +153,16 @@ class Watch:
         def act() -> None:
             now = time.monotonic()
             self._judge.saw(self.rank, now, mine)
-            self._convict(Verdict(kind, ranks, f"{text} {self._judge.who(ranks, now)}".rstrip()))
+            for link in self._links if exchange else ():
+                if link.open:  # a rank announces its error before the exchange: what it said has come
+                    self._read(link, True)
+            found = Verdict(kind, ranks, f"{text} {self._judge.who(ranks, now)}".rstrip())
+            self._convict(self._judge.mistaken(exchange, now) or found)
 
         self._order(act)
         self._convicted.wait(_EXPLAINED)
 
-    def explain(self, error: PeerError) -> PeerError:
+    def explain(self, error: PeerError) -> PeerError | ConfigError:
         """The error to raise in place of that of an exchange: the verdict, for which this waits up to 2 s."""
         if not self._convicted.is_set():
             self._order(lambda: None)  # look now
@@ -164,13 +170,24 @@ class Watch:
                 self.accuse("lost", (), str(error).removeprefix("distributed: "))
         return self.error() or error
 
-    def error(self) -> PeerError | None:
+    def error(self) -> PeerError | ConfigError | None:
         """The verdict as an exception, which is not printed a second time."""
         if self.verdict is None:
             return None
-        error = PeerError(f"distributed: {self.verdict.text}")
+        error = (ConfigError if self.verdict.kind == "config" else PeerError)(f"distributed: {self.verdict.text}")
         error.told = True
         return error
+
+    def status(self) -> int:
+        """With which the process ends after the verdict: a new start does not mend a mistake in the config."""
+        return 2 if self.verdict is not None and self.verdict.kind == "config" else EXIT_STATUS
+
+    def beat_now(self) -> None:
+        """Send a heartbeat, and return when it is on its way, 1 s later at most."""
+        sent = threading.Event()
+        self._order(self._beat)
+        self._order(sent.set)
+        sent.wait(_FLUSH)
 
     def leave(self, why: str | None) -> None:
         """Tell the others that this rank leaves: in order (None), or because of an error."""
@@ -350,7 +367,7 @@ class Watch:
         if self.verdict is not None or self._stopping:
             return
         self.verdict = verdict
-        _C.end_after(self.times.exit, EXIT_STATUS)
+        _C.end_after(self.times.exit, self.status())
         self._tell({"verdict": [verdict.kind, list(verdict.ranks), verdict.text]}, but=source)
         text = f"error: distributed: {verdict.text}"
         _print(text)

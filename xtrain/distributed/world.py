@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _C
 from .._C import Tensor
 from .._version import __version__
-from ..errors import NonFiniteError, PeerError, shown
+from ..errors import ConfigError, NonFiniteError, PeerError, shown
 from . import agree
 from .env import ALONE, Launch, detect
 
@@ -146,8 +146,8 @@ def steps_between_comparisons() -> int:
     return 1 << 62 if _watch is None else max(1, int(_watch.times.hashes))
 
 
-def diverged(ranks: tuple[int, ...], text: str) -> PeerError:
-    """The PeerError of a verdict that all ranks have found at once, for the caller to raise."""
+def diverged(ranks: tuple[int, ...], text: str) -> Exception:
+    """The error of a verdict that all ranks have found at once, for the caller to raise."""
     if _watch is not None:
         _watch.accuse("diverged", ranks, text)
     return (_watch.error() if _watch is not None else None) or PeerError(f"distributed: {text}")
@@ -204,7 +204,8 @@ def leave(error: BaseException) -> None:
 
 def _reason(error: BaseException) -> str | None:
     """What the others are told of an error that ends this rank; None where all ranks have raised it."""
-    everywhere = isinstance(error, (NonFiniteError, PeerError)) or getattr(error, "on_all_ranks", False)
+    told = isinstance(error, ConfigError) and error.told  # of a verdict, which all have
+    everywhere = isinstance(error, (NonFiniteError, PeerError)) or told or getattr(error, "on_all_ranks", False)
     return None if everywhere else why_left(error)
 
 
@@ -242,7 +243,7 @@ def _at_exit() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(75)  # Python has no other way to change the status here
+        os._exit(watch.status())  # Python has no other way to change the status here
 
 
 def why_left(error: BaseException) -> str:
