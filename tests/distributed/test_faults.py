@@ -119,6 +119,14 @@ def full_disk(trainer, record):
                 return opened(file, mode, *rest, **more)
             builtins.open = nothing
 
+def takes_a_batch(trainer, record):
+    if bad and trainer.step == 1:
+        trainer.loader.next_batch()
+
+def seeds(trainer, record):
+    if bad and trainer.step == 1:
+        xt.manual_seed(5)
+
 def run(words):
     Trainer({values!r}, callbacks=[{fault}]).run()
 
@@ -272,6 +280,20 @@ def test_a_bit_of_the_parameters_is_flipped(data, tmp_path):
             assert one.status == 75 and len(error_lines(one)) == 1, found
             assert re.fullmatch(told, error_lines(one)[0]), found
     assert [steps(tmp_path / name / "run") for name in ("3", "2", "s")] == [[], [], []]
+
+
+def test_a_callback_that_takes_a_batch_or_random_numbers(data, tmp_path):
+    """On one rank: it would train on other rows than those of its leaves, or with other random numbers. Parameters stay
+    equal, as every gradient comes to all.
+    """
+    cases = [("takes_a_batch", 0, "hashes=2"), ("takes_a_batch", 1, "hashes=100"), ("seeds", 1, "hashes=2")]
+    calls = [lambda c=c: start(*c[:2], data, tmp_path / "".join(c[::2]), 2, c[2]) for c in cases]
+    for (fault, _, _), found in zip(cases, at_once(*calls), strict=True):
+        what = "random state" if fault == "seeds" else "position in the data"
+        said = rf"xtrain: error: distributed: DataParallel: {what} must be the same on every rank, got .+ on rank 0 and .+ on rank 1\n"
+        for one in found:
+            assert one.status == 2 and re.fullmatch(said, one.err), found
+    assert [steps(tmp_path / "".join(c[::2]) / "run") for c in cases] == [[], [], []]
 
 
 def test_a_full_disk(data, tmp_path):

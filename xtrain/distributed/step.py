@@ -96,6 +96,7 @@ class DataParallel:
         self._banks = self._make_banks(parts)
         wanted = world.local_world_size() < self.size if overlap is None else overlap
         self._own = {"max_ranks": str(self.max_ranks), "overlap": str(wanted)}
+        self.also: Callable[[], Mapping[str, str]] = dict  # what else must be the same, with its names in messages
         if self._plane is not None:
             from . import gpus
 
@@ -433,10 +434,11 @@ class DataParallel:
 
     def compare_parameters(self) -> None:
         """PeerError on every rank where one has other parameters, trained or not, than the others; ConfigError for
-        other options. Every rank must call it; `leaves` does so every 100 steps, and `whole_optimizer`.
+        other options, and for other values of `also`. Every rank must call it; `leaves` does so every 100 steps, and
+        `whole_optimizer`.
         """
         if self._plane is not None:
-            check_alike(self._plane, self.model, self.optimizer, self.ema, self._own)
+            check_alike(self._plane, self.model, self.optimizer, self.ema, {**self._own, **self.also()})
             tensors = [tensor for _, tensor in self._compared]
             found = [bytes(one) for one in self._plane.all_gather(checksums(tensors), "checksums of parameters")]
             odd = odd_ones(found, [name for name, _ in self._compared], f"after step {self.steps}")

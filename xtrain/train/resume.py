@@ -28,6 +28,13 @@ def trainer_state(state: State) -> dict[str, Any]:
     }
 
 
+def position(state: State) -> dict[str, str]:
+    """From where the next step takes its rows and its random numbers. Where callbacks of one rank alone have changed
+    it, that rank's leaves are of another batch than those of the others.
+    """
+    return {"position in the data": str(state.loader.state_dict()), "random state": str(_C.get_rng_state())}
+
+
 def begun_from(checkpoint: Path | None) -> str | None:
     """SHA-256 of a checkpoint's manifest, which has those of its files; None without a checkpoint."""
     return None if checkpoint is None else hashlib.sha256((checkpoint / saving.MANIFEST).read_bytes()).hexdigest()

@@ -34,7 +34,7 @@ from .parts import (
 )
 from .ranks import Team
 from .report import Report, run_html
-from .resume import begun_from, restore
+from .resume import begun_from, position, restore
 from .state import State
 from .step import Stepper
 
@@ -232,6 +232,7 @@ class Trainer(State):
         self.parallel = DataParallel(
             self.model, self.optimizer, config.max_ranks or 1, ema=self.ema, overlap=config.overlap
         )
+        self.parallel.also = lambda: position(self)
 
     def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
         """(Configuration, checkpoint to continue from or None, contents of the run's directory), as rank 0 finds them;
