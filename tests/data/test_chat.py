@@ -15,7 +15,7 @@ from runs import HANGS
 import xtrain as xt
 from xtrain import models
 from xtrain.cli import main
-from xtrain.tokenizers import load_tokenizer
+from xtrain.tokenizers import ByteTokenizer, load_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
 pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
@@ -91,6 +91,35 @@ def test_a_conversation_in_a_terminal(tmp_path, words) -> None:
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout == f"{first}\n{second}\n{first}\n"
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("own", [True, False], ids=["saved by xtrain", "weights alone"])
+def test_a_byte_level_model_has_a_template(place, own, tmp_path) -> None:
+    """As any other, and it stays with the tokenizer, so that checkpoints have it. Files of another tokenizer are none."""
+    words = ByteTokenizer().files() if own else {}
+    if place == "chat_template.jinja":
+        words[place] = TEMPLATE.encode()
+    else:
+        settings = json.loads(words.get(place, b"{}")) | {"chat_template": TEMPLATE}
+        words[place] = json.dumps(settings).encode()
+    save(tmp_path / "m", {**ByteTokenizer().files(), **words}, 256)
+    if not own:
+        for name in {"tokenizer.json", "tokenizer_config.json"} - words.keys():
+            (tmp_path / "m" / name).unlink()
+        (tmp_path / "m" / "tokenizer.json").unlink(missing_ok=True)
+    if not own and place == "tokenizer_config.json":
+        (tmp_path / "m" / "chat_template.jinja").write_text(TEMPLATE)
+    done = talk(tmp_path / "m", "how are you?\n", "--max-tokens", "12")
+    if not own and place == "tokenizer_config.json":  # of a tokenizer that is not read
+        assert done.returncode == 1 and "must have a chat template for messages" in done.stderr, done.stderr
+        assert load_tokenizer(tmp_path / "m").files() == ByteTokenizer().files()
+        return
+    ids = ByteTokenizer().encode(chatml("", "how are you?").split("\n", 2)[2].encode())
+    new = models.load(tmp_path / "m").generate(ids, 12, temperature=0.0, eos=0).tolist()[len(ids) :]
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout == ByteTokenizer().decode([byte for byte in new if byte]) + "\n"
+    assert load_tokenizer(tmp_path / "m").files() == {**ByteTokenizer().files(), **words}
 
 
 def test_a_message_may_be_any_bytes_and_the_input_closed(tmp_path, words, monkeypatch) -> None:

@@ -38,7 +38,11 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
     """
     reader = DirectoryReader(directory)
     if not reader.has("tokenizer.json") or is_bytes(reader):
-        return ByteTokenizer()
+        # A tokenizer_config.json that is not ours belongs to a tokenizer that nobody reads here, as its template does.
+        names = ["tokenizer_config.json"] if is_bytes(reader) else []
+        if names or not reader.has("tokenizer_config.json"):
+            names.append("chat_template.jinja")
+        return ByteTokenizer({name: reader.read(name) for name in names if reader.has(name)})
     return FileTokenizer(reader)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,15 @@ EOS_BYTE = 0  # ends a document; text does not contain it
 
 
 class ByteTokenizer:
-    """Token id = byte value. Vocabulary 256; byte 0 separates documents."""
+    """Token id = byte value. Vocabulary 256; byte 0 separates documents. kept: files {name: content} of its directory,
+    such as a chat template, which `files` returns as they are.
+    """
 
     vocab_size = 256
     eos: int | None = EOS_BYTE
+
+    def __init__(self, kept: Mapping[str, bytes] | None = None) -> None:
+        self._kept = dict(kept or {})
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text` as uint8 [len(text)]."""
@@ -26,7 +31,7 @@ class ByteTokenizer:
         return bytes(i if 0 <= i < 256 else 0xFF for i in map(int, ids)).decode("utf-8", errors="replace")
 
     def files(self) -> dict[str, bytes]:
-        """Return the tokenizer files of a Hugging Face directory that encode exactly like this class.
+        """Return the tokenizer files of a Hugging Face directory that encode exactly like this class, and those kept.
 
         They name no eos_token: it would be the stand-in of byte 0, U+0100, and that letter of a text would become the
         end of a document. generation_config.json has the id.
@@ -60,7 +65,7 @@ class ByteTokenizer:
             "clean_up_tokenization_spaces": False,
             "xtrain": "bytes",
         }
-        return {"tokenizer.json": _json(tokenizer), "tokenizer_config.json": _json(settings)}
+        return {"tokenizer.json": _json(tokenizer), "tokenizer_config.json": _json(settings), **self._kept}
 
 
 def _byte_alphabet() -> list[str]:

@@ -258,4 +258,7 @@ FAULTS = [
     Fault("mixture: texts as the tokens, whatever is asked", "xtrain/data/sources.py", "tokenizer or next(iter(known), None)", "next(iter(known), tokenizer)", "texts are encoded as the tokens are, or as is asked", "tests/data/test_mixtures.py::test_texts_are_encoded_as_the_tokens_are"),
     Fault("mixture: unknown tokenizers pass", "xtrain/data/sources.py", "if first.tokenizer is not part.tokenizer:", "if False:", "one tokenizer for all", "tests/data/test_mixtures.py::test_texts_are_encoded_as_the_tokens_are"),
     Fault("mixture: the known one is said to be unknown", "xtrain/data/sources.py", "(first, part) if first.tokenizer is None else (part, first)", "(first, part)", "the source that does not say it is named", "tests/data/test_mixtures.py::test_texts_are_encoded_as_the_tokens_are"),
+    Fault("bytes: a template of another tokenizer", "xtrain/tokenizers/__init__.py", 'if names or not reader.has("tokenizer_config.json"):', "if names:", "weights alone may have a template", "tests/data/test_chat.py::test_a_byte_level_model_has_a_template"),
+    Fault("bytes: a template is not kept", "xtrain/tokenizers/byte_level.py", ", **self._kept}", "}", "checkpoints have the template", "tests/data/test_chat.py::test_a_byte_level_model_has_a_template"),
+    Fault("bytes: any template", "xtrain/tokenizers/__init__.py", 'if names or not reader.has("tokenizer_config.json"):', "if True:", "files of another tokenizer are none", "tests/data/test_chat.py::test_a_byte_level_model_has_a_template"),
 ]  # fmt: skip
