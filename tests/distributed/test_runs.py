@@ -107,6 +107,19 @@ def test_another_number_of_processes_goes_on(data, tmp_path):
     assert records(out)[-1] == {**records(whole)[-1]}
 
 
+def test_ranks_make_up_an_evaluation(data, tmp_path):
+    """Rank 0 alone has the records, and asks all for an evaluation that the step of the checkpoint lacks."""
+    values = dict(max_ranks=2, steps=4)
+    Trainer(choices(data, tmp_path / "whole", **values), quiet=True).run()
+    trainer = Trainer(choices(data, tmp_path / "run", **values), quiet=True)
+    trainer.evaluate = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert "val_loss" not in records(tmp_path / "run")[-1]
+    trained(2, {"resume": str(tmp_path / "run")}, tmp_path / "2")
+    assert records(tmp_path / "run") == records(tmp_path / "whole") and "val_loss" in records(tmp_path / "run")[2]
+
+
 def test_ranks_that_were_given_different_options_are_refused(data, tmp_path):
     def words(rank):
         return ["-m", "xtrain", "train", *arguments(choices(data, tmp_path / "run", optim__lr=0.01 + 0.01 * rank))]

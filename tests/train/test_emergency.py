@@ -18,6 +18,7 @@ from xtrain import _C, saving
 from xtrain.errors import CheckpointError, DataError, NonFiniteError
 from xtrain.saving.places import WRITTEN
 from xtrain.train import Trainer
+from xtrain.train.metrics import read_metrics
 from xtrain.train.rundir import resolve_run_directory
 
 
@@ -91,6 +92,62 @@ def test_an_evaluation_that_fails(tmp_path, data, whole, monkeypatch) -> None:
     with pytest.raises(xt.OutOfMemoryError, match="evaluate"):
         trainer.run()
     assert_goes_on(run, whole, 3)
+
+
+@pytest.mark.parametrize("at", [3, 8])
+def test_a_resumed_run_makes_up_an_evaluation(tmp_path, data, at: int, capsys) -> None:
+    """Of the step after which a signal or an error has ended the run: records are those of a run that nothing ended."""
+    Trainer(options(data, tmp_path / "whole", eval_every=3, writers="csv"), quiet=True).run()
+    wanted = [record.get("val_loss") for record in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
+    assert [number + 1 for number, value in enumerate(wanted) if value is not None] == [3, 6, 8]
+
+    def signalled(state: Trainer) -> None:
+        if state.step == at - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for stopped in (True, False) if at == 3 else (False,):  # after the last step a signal stops nothing
+        run = tmp_path / str(stopped)
+        trainer = Trainer(options(data, run, eval_every=3, writers="csv"), quiet=True)
+        evaluate = trainer.evaluate
+        if stopped:
+            trainer.callbacks.on_step_begin = signalled
+            assert trainer.run().stopped == "SIGTERM"
+        else:
+            trainer.evaluate = lambda trainer=trainer, evaluate=evaluate: 1 / 0 if trainer.step == at else evaluate()
+            with pytest.raises(ZeroDivisionError):
+                trainer.run()
+        assert "val_loss" not in read_metrics(run / "metrics.jsonl")[-1]
+        calls: list[int] = []
+        resumed = Trainer({"resume": str(run)})
+        evaluate = resumed.evaluate
+        resumed.evaluate = lambda resumed=resumed, evaluate=evaluate, calls=calls: (
+            calls.append(resumed.step),
+            evaluate(),
+        )[1]
+        capsys.readouterr()
+        result = resumed.run()
+        assert calls == [step for step in (3, 6, 8) if step >= at] and result.val_loss == wanted[-1]
+        assert f"step {at}: validation " in capsys.readouterr().out
+        found = read_metrics(run / "metrics.jsonl")
+        assert [record.get("val_loss") for record in found] == wanted
+        assert [record["step"] for record in found] == list(range(1, 9))
+        lines = [line.split(",")[2] for line in (run / "metrics.csv").read_text().splitlines()[1:]]
+        assert [float(text) if text else None for text in lines] == wanted
+        calls.clear()
+        assert Trainer({"resume": str(run), "steps": 9, "extend": True}, quiet=True).run().step == 9
+        assert [record.get("val_loss") for record in read_metrics(run / "metrics.jsonl")][:8] == wanted
+
+
+def test_what_is_no_evaluation_to_make_up(tmp_path, data) -> None:
+    """A step that is none of an evaluation, one whose record is gone, and one that has its evaluation."""
+    run = tmp_path / "run"
+    Trainer(options(data, run, eval_every=3, save_every=1, keep=0, steps=4), quiet=True).run()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for step, kept in ((2, lines), (3, lines), (3, [*lines[:2], lines[3]])):
+        (run / "metrics.jsonl").write_text("".join(kept))
+        resumed = Trainer({"resume": str(run / f"checkpoint-{step:08d}")}, quiet=True)
+        resumed.evaluate = lambda: 1 / 0
+        assert resumed._missed() == {}, step
 
 
 def test_the_last_step_is_saved_anew_by_a_resumed_run(tmp_path, data, whole) -> None:

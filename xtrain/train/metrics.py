@@ -21,24 +21,30 @@ class Metrics:
     """The metrics file of a run; each record is flushed, and comes to the disk with the next checkpoint.
 
     A full disk costs records, not the run: it is reported once through `warn`. CheckpointError when the file cannot be
-    opened, or cut back to `keep_until`, to begin with; then it is as before.
+    opened, or cut back to `keep_until`, to begin with; then it is as before. more: goes into the record of
+    `keep_until`.
     """
 
-    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int) -> None:
+    def __init__(
+        self, run: Path, warn: Callable[[str], None], keep_until: int, more: Mapping[str, Any] | None = None
+    ) -> None:
         self._path, self._warn, self._failed = run / METRICS, warn, False
         try:
             with contextlib.suppress(FileNotFoundError):
                 check_regular(os.lstat(self._path))
-                self._truncate(keep_until)
+                self._truncate(keep_until, more or {})
             descriptor = open_in_place(self._path, os.O_WRONLY | os.O_APPEND)
             self._file = open(descriptor, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
             sync_folder(run)
         except OSError as error:
             raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
 
-    def _truncate(self, step: int) -> None:
-        """Drop the records after `step`, which a run that is resumed, or starts over, will write again."""
+    def _truncate(self, step: int, more: Mapping[str, Any]) -> None:
+        """Drop the records after `step`, which a run that is resumed, or starts over, will write again; add `more` to
+        that of `step`.
+        """
         kept = [record for record in read_metrics(self._path) if record["step"] <= step]
+        kept = [{**record, **more} if record["step"] == step else record for record in kept]
         write_text(self._path, "".join(map(_line, kept)), follow=False)
 
     def write(self, record: Mapping[str, Any]) -> None:

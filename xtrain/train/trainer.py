@@ -16,12 +16,13 @@ from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
 from ..optim import EMA
+from ..saving.places import METRICS
 from . import evaluate, options, rundir
 from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import KEYS, TrainConfig, build, check, flatten, warmup_steps
 from .loop import Hooks, loop
-from .metrics import Metrics
+from .metrics import Metrics, read_metrics
 from .parts import (
     base_identity,
     check_takes_documents,
@@ -360,24 +361,44 @@ class Trainer(State):
         rundir.check_unchanged(self.directory, self._known, None if self._checkpoint is None else self.step)
         held.callback(lambda: self._known.update(rundir.contents(self.directory)))
 
-    def _open_directory(self) -> Metrics:
-        """Write what a run begins with, and open its metrics."""
+    def _missed(self) -> dict[str, float]:
+        """The evaluation of this step where it was time for one, and the step's record has none: a signal or an error
+        came between the two. Else nothing.
+        """
+        every = self.config.eval_every
+        due = self.step == self.config.steps or bool(every and self.step % every == 0)
+        if not self.step or not due:
+            return {}
+
+        def lacks() -> bool:
+            with contextlib.suppress(OSError):
+                records = read_metrics(self.directory / METRICS)
+                return any(record["step"] == self.step and "val_loss" not in record for record in records)
+            return False
+
+        return self.evaluate() if self.team.from_first(lacks) else {}
+
+    def _open_directory(self, missed: Mapping[str, float]) -> Metrics:
+        """Write what a run begins with, and open its metrics. missed: as of `_missed`."""
         if self._checkpoint is not None:
             for path in saving.set_aside_after(self.directory, self.step):
                 self.report.warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
         rundir.write_config(self.directory, self.config)
-        return Metrics(self.directory, self.report.warn, keep_until=self.step)
+        return Metrics(self.directory, self.report.warn, keep_until=self.step, more=missed)
 
     def _run(self) -> Result:
         """Train, and tell callbacks and the user of the beginning and the end. The directory is locked."""
+        missed = self._missed()
         metrics: list[Metrics] = []  # one file on rank 0, none on the others
-        self.team.on_first(lambda: metrics.append(self._open_directory()))
+        self.team.on_first(lambda: metrics.append(self._open_directory(missed)))
         ended: Result | None = None
         try:
             self.team.on_all(lambda: self.callbacks.on_start(self))
             self.report.introduce(self)
+            if missed:
+                self.report.evaluation(self.step, missed)
             record, stopped = loop(self, self.stepper, self.report, self._hooks(metrics))
-            ended = result = self._finish(record, stopped)
+            ended = result = self._finish(record or missed, stopped)
         finally:
             for file in metrics:
                 file.close()
