@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -200,8 +199,8 @@ class Graph(Generic[_R]):
         with _no_collection(self._collect):
             handle = _C.cuda_capture(self._device, self.memory)
             launches, outputs, done = 0, None, False
-            before = _C.set_call_hook(None)
-            _C.set_call_hook(self._keeper(handle, kept, leaves, before))
+            before = _C.set_call_hook(None, thread=True)
+            _C.set_call_hook(self._keeper(handle, kept, leaves, before), thread=True)
             outer, _this_thread.graph = capturing(), self
             fixed = [_fixed(optimizer) for optimizer in self._optimizers]
             try:
@@ -211,7 +210,7 @@ class Graph(Generic[_R]):
                 done = True
             finally:
                 _this_thread.graph = outer
-                _C.set_call_hook(before)
+                _C.set_call_hook(before, thread=True)
                 if not done:
                     _C.set_rng_state(rng)
                     self._drop_gradients(handle, leaves.values())
@@ -234,14 +233,14 @@ class Graph(Generic[_R]):
     def _keeper(
         self, handle: Any, kept: dict[int, Tensor], leaves: dict[int, Tensor], before: Callable[..., Any] | None
     ) -> Callable[..., None]:
-        """A call hook that puts every tensor from outside the step into `kept`: replays use its memory, even if nobody
-        else refers to it any more. Leaves that the step itself makes, as a recomputation does, are not kept, because
-        the plan counts on their memory being used again. before: the hook that was there, which is called, too.
+        """A call hook of this thread that puts every tensor from outside the step into `kept`: replays use its memory,
+        even if nobody else refers to it any more. Leaves that the step itself makes, as a recomputation does, are not
+        kept, because the plan counts on their memory being used again. before: the hook that was there, which is
+        called, too.
         """
-        thread = get_ident()
 
         def see(op: Any, arguments: dict[str, Any], outputs: tuple[Tensor, ...]) -> None:
-            for value in () if get_ident() != thread else arguments.values():
+            for value in arguments.values():
                 for tensor in value if isinstance(value, tuple) else (value,):
                     if not isinstance(tensor, Tensor) or tensor.device != self._device or tensor.numel() == 0:
                         continue
@@ -250,7 +249,7 @@ class Graph(Generic[_R]):
                     kept.setdefault(tensor.data_ptr(), tensor.detach())
                     if tensor.requires_grad and tensor.is_leaf:
                         leaves.setdefault(id(tensor), tensor)
-            if op.__name__ in ("adamw_", "muon_") and get_ident() == thread:
+            if op.__name__ in ("adamw_", "muon_"):
                 self._check_known(arguments.get("lrs") or [arguments["lr"]])
             if before is not None:
                 before(op, arguments, outputs)

@@ -33,7 +33,8 @@ typedef struct PyState {
     PyObject *out_of_memory_error, *cuda_error;                                   /* owned */
     PyObject *bfloat16;                                                           /* owned; numpy.dtype of ml_dtypes, or NULL */
     XtTensor *nothing;   /* owned; replaces the tensor of an object that the garbage collector has cleared */
-    PyObject *call_hook; /* owned; the callable of set_call_hook, or NULL */
+    PyObject *call_hook; /* owned; the callable of set_call_hook for all threads, or NULL */
+    int hooks;           /* callables of set_call_hook that are set: call_hook, and those of single threads */
     int running;         /* core calls running without the GIL, in all threads; see tensor_traverse */
     bool ending;         /* the process ends: see py_end_threads */
 } PyState;

@@ -88,6 +88,7 @@ def test_averages_count_with_the_optimizer(tmp_path, precision: str, size: int) 
             _C.set_call_hook(hook)
             found.append(estimates(architecture("qwen3"), trainer.model.config, trainer.config, "cpu")[0])
             assert _C.set_call_hook(None) is hook, "a hook of the caller's stays"
+            assert _C.set_call_hook(None, thread=True) is None
     finally:
         _C.set_call_hook(before)
     assert found[0].parameters == found[1].parameters

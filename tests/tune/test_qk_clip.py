@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,36 @@ def test_measuring_leaves_settings_as_they_were() -> None:
             clip.measure(lambda: (model(ids), model(ids)))
     finally:
         xt.set_float32_matmul_precision(mode)
+        _C.set_call_hook(before)
+
+
+def test_measuring_leaves_other_threads_alone() -> None:
+    """A hook that another thread sets meanwhile stays, and attention of that thread is not measured."""
+    model, ids = model_of("shared"), xt.tensor([[1, 2, 3]])
+    clip = optim.QKClip(model, 1.0, optim.AdamW(model.parameters()))
+    wanted = clip.measure(lambda: model(ids))
+    seen: list[str] = []
+
+    def hook(op: Any, *_: Any) -> None:
+        seen.append(op.__name__)
+
+    def meanwhile() -> None:
+        model(ids)
+        _C.set_call_hook(hook)
+        model(ids)
+
+    def forward() -> None:
+        model(ids)
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+
+    before = _C.set_call_hook(None)
+    try:
+        assert clip.measure(forward) == wanted
+        assert "scaled_dot_product_attention" in seen
+        assert _C.set_call_hook(None) is hook
+    finally:
         _C.set_call_hook(before)
 
 

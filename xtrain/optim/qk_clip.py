@@ -77,18 +77,14 @@ class QKClip:
 
         def see(op: Any, arguments: Mapping[str, Any], _outputs: Any) -> None:
             if op.__name__ == "scaled_dot_product_attention":
-                hook = _C.set_call_hook(None)
-                try:
-                    names = ("query", "key", "is_causal", "scale", "documents", "window")
-                    found.append(logit_maxima(*(arguments[name] for name in names)))
-                finally:
-                    _C.set_call_hook(hook)
+                names = ("query", "key", "is_causal", "scale", "documents", "window")
+                found.append(logit_maxima(*(arguments[name] for name in names)))
 
-        before = _C.set_call_hook(see)
+        before = _C.set_call_hook(see, thread=True)
         try:
             forward()
         finally:
-            _C.set_call_hook(before)
+            _C.set_call_hook(before, thread=True)
         if [one.numel() for one in found] != [layer.heads for layer in self._layers]:
             raise RuntimeError(
                 f"QKClip: each of {len(self._layers)} layers must call scaled_dot_product_attention once, "

@@ -167,10 +167,10 @@ class _Watch:
 
     def __enter__(self) -> None:
         self._step += 1
-        self._before = _C.set_call_hook(self._see)
+        self._before = _C.set_call_hook(self._see, thread=True)
 
     def __exit__(self, *_: object) -> None:
-        _C.set_call_hook(self._before)
+        _C.set_call_hook(self._before, thread=True)
 
     def _see(self, op: Any, arguments: Mapping[str, Any], _outputs: tuple[Tensor, ...]) -> None:
         """A call hook: after each op."""
@@ -178,14 +178,10 @@ class _Watch:
             self.kept = self._held()
         self._after = op.__name__ in ("linear_cross_entropy", "cross_entropy")
         if self._step == 1 and self._after and not self.loss:
-            hook = _C.set_call_hook(None)
-            try:
-                before = self._held()
-                again = op(**arguments)
-                self.loss = self._held() - before
-                del again
-            finally:
-                _C.set_call_hook(hook)
+            before = self._held()
+            again = op(**arguments)
+            self.loss = self._held() - before
+            del again
 
 
 def _step(model: LanguageModel, optimizer: Any, pieces: list[Any], config: TrainConfig, ema: EMA | None) -> None:

@@ -169,7 +169,10 @@ const PySignature *py_signature_of(PyObject *op); /* borrowed from the Op object
 
 /* ---- hook.c, call.c -------------------------------------------------------------------------------------------------- */
 
-/* Tells the callable of set_call_hook, which must be set, about a call that succeeded. */
+/* Sets set_call_hook's callable, or NULL, of this thread or of all; returns the one before, or NULL. Takes over and gives
+ * a reference. */
+PyObject *py_swap_hook(PyObject *hook, bool thread);
+/* Tells the callables of set_call_hook for this thread and for all, if they are set, about a call that succeeded. */
 int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count);
 
 /* An op with one output: returns new, or NULL with an exception. */

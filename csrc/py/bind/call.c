@@ -3,7 +3,7 @@
 
 static XtStatus call_seen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
     XtStatus status = py_call_unseen(op, args, count, out, out_count);
-    if (status != XT_OK || xt_py->call_hook == NULL || py_call_seen(op, args, count, out, *out_count) == 0) return status;
+    if (status != XT_OK || xt_py->hooks == 0 || py_call_seen(op, args, count, out, *out_count) == 0) return status;
     for (int i = 0; i < *out_count; i++) xt_tensor_release(out[i]);
     return XT_PYTHON_ERROR;
 }

@@ -1,5 +1,14 @@
-/* hook.c - the callable of set_call_hook sees every op that is called from Python. */
+/* hook.c - the callables of set_call_hook see every op that is called from Python. */
 #include "py/bind/bind.h"
+
+static _Thread_local PyObject *own_hook; /* owned; the callable of set_call_hook for this thread, or NULL */
+
+PyObject *py_swap_hook(PyObject *hook, bool thread) {
+    PyObject **place = thread ? &own_hook : &xt_py->call_hook, *before = *place;
+    xt_py->hooks += (hook != NULL) - (before != NULL);
+    *place = hook;
+    return before;
+}
 
 static PyObject *scalar_object(const XtScalar *scalar) {
     if (scalar->is_bool) return PyBool_FromLong(scalar->i != 0); /* an int would promote a bool tensor beside it */
@@ -36,10 +45,11 @@ static PyObject *argument_object(const PyParam *param, const XtArg *arg) {
 }
 
 int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count) {
-    static _Thread_local bool telling; /* the hook does not see the ops it calls itself */
-    if (telling) return 0;
+    static _Thread_local bool telling; /* hooks do not see the ops they call themselves */
+    PyObject *hooks[2] = {own_hook, xt_py->call_hook};
+    if (telling || (hooks[0] == NULL && hooks[1] == NULL)) return 0;
     telling = true;
-    PyObject *hook = Py_NewRef(xt_py->call_hook); /* it may remove itself */
+    for (int i = 0; i < 2; i++) Py_XINCREF(hooks[i]); /* it may remove itself */
     PyObject *arguments = PyDict_New(), *outputs = NULL, *result = NULL, *module, *callable = NULL;
     if (arguments == NULL || (module = PyType_GetModule(xt_py->op_type)) == NULL) goto done;
     if ((callable = PyObject_GetAttrString(module, op->name)) == NULL) goto done;
@@ -57,10 +67,14 @@ int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *
         if (stored < 0) goto done;
     }
     if ((outputs = py_wrap_tuple(out, out_count)) == NULL) goto done;
-    result = PyObject_CallFunctionObjArgs(hook, callable, arguments, outputs, NULL);
+    for (int i = 0; i < 2; i++) {
+        if (hooks[i] == NULL) continue;
+        Py_XDECREF(result);
+        if ((result = PyObject_CallFunctionObjArgs(hooks[i], callable, arguments, outputs, NULL)) == NULL) goto done;
+    }
 done:
     telling = false;
-    Py_DECREF(hook);
+    for (int i = 0; i < 2; i++) Py_XDECREF(hooks[i]);
     Py_XDECREF(arguments);
     Py_XDECREF(outputs);
     Py_XDECREF(callable);

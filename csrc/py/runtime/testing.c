@@ -43,12 +43,12 @@ static PyObject *run_compare(PyBound *bound) {
 /* ---- the call hook --------------------------------------------------------------------------------------------------- */
 
 static PyObject *run_set_call_hook(PyBound *bound) {
-    PyObject *hook = bound->object[0], *before = xt_py->call_hook;
+    PyObject *hook = bound->object[0];
     if (hook != Py_None && !PyCallable_Check(hook)) {
         py_refuse("set_call_hook", "hook", "a callable or None", hook);
         return NULL;
     }
-    xt_py->call_hook = hook != Py_None ? Py_NewRef(hook) : NULL;
+    PyObject *before = py_swap_hook(hook != Py_None ? Py_NewRef(hook) : NULL, bound->arg[1].b);
     return before != NULL ? before : Py_NewRef(Py_None);
 }
 
@@ -90,10 +90,11 @@ const PyFunction py_testing_functions[] = {
      "For tests: the storages number first to last that are asked for from now on, on any device, raise OutOfMemoryError.\n"
      "0 is the next; last < first: none fails. Returns how many were asked for since the call before, if that chose some.",
      0, NULL},
-    {"set_call_hook", "hook: object -> object", run_set_call_hook,
-     "hook(op, arguments, outputs) is called after every op of this process, except ops that the hook itself calls.\n"
+    {"set_call_hook", "hook: object, thread: bool = False -> object", run_set_call_hook,
+     "hook(op, arguments, outputs) is called after every op of this process, except ops that a hook itself calls.\n"
      "op is `_C.<name>`, arguments a dict by parameter name, outputs a tuple of Tensors.\n"
-     "None removes the hook. Returns the previous hook.",
+     "thread: it sees the ops of this thread alone; that of the process stays, and is called after it.\n"
+     "None removes the hook. Returns the previous hook, of the thread or of the process.",
      0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };
