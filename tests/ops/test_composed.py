@@ -195,10 +195,21 @@ def test_the_largest_and_the_smallest() -> None:
     for call, kind, text in (
         (lambda: xt.tensor(x).topk(5), ValueError, r"topk: k must be in \[0, 4\], got 5"),
         (lambda: xt.tensor(x).topk(1, 2), IndexError, r"topk: dim must be in \[-2, 1\], got 2"),
-        (lambda: xt.tensor(1.0).topk(1), IndexError, r"topk: input must have at least 1 dim, got shape \(\)"),
     ):
         with pytest.raises(kind, match=text):
             call()
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_sorting_of_no_dims(dim: int) -> None:
+    """As of one element, with results of no dims, as in PyTorch."""
+    leaf = xt.tensor(3.0, requires_grad=True)
+    for values, indices in (leaf.topk(1, dim), leaf.sort(dim), leaf.topk(1, dim, largest=False)):
+        assert values.shape == indices.shape == () and (values.item(), indices.item()) == (3.0, 0)
+        assert indices.dtype is xt.int64
+    assert leaf.argsort(dim).shape == () and leaf.argsort(dim).item() == 0
+    (leaf.topk(1).values * 5.0).backward()
+    assert leaf.grad is not None and leaf.grad.item() == 5.0
 
 
 @pytest.mark.parametrize("kind", ["float64", "bfloat16", "float16", "int64", "uint8", "bool"])

@@ -40,8 +40,10 @@ REFUSED: list[tuple[Callable, type[Exception], str]] = [
     (lambda: X.topk("1"), TypeError, "topk: k must be an int, got str"),
     (lambda: X.topk(1.5), TypeError, "topk: k must be an int, got float"),
     (lambda: X.topk(1, "a"), TypeError, "topk: dim must be an int, got str"),
-    (lambda: ONE.topk(1), IndexError, "topk: input must have at least 1 dim, got shape ()"),
-    (lambda: ONE.sort(), IndexError, "sort: input must have at least 1 dim, got shape ()"),
+    (lambda: ONE.topk(0), ValueError, "topk: k must be 1 where input has no dims, got 0"),
+    (lambda: ONE.topk(2), ValueError, "topk: k must be 1 where input has no dims, got 2"),
+    (lambda: ONE.topk(1, -2), IndexError, "topk: dim must be in [-1, 0], got -2"),
+    (lambda: ONE.sort(1), IndexError, "sort: dim must be in [-1, 0], got 1"),
     (lambda: X.argsort(None), TypeError, "argsort: dim must be an int, got NoneType"),
     (
         lambda: F.scaled_dot_product_attention(Q, Q.bfloat16(), Q, MASK), TypeError,

@@ -34,12 +34,17 @@ def _order(input: _Tensor, dim: int, descending: bool, count: int) -> _Tensor:
 def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> _TopkResult:
     """(values, indices) of the k largest (smallest) elements along dim, best first; of equal ones the first one first.
 
-    input: at least 1 dim, any dtype; indices int64. NaN is larger than all. The host sorts: with a tensor on a GPU it
-    waits. The gradient goes to the elements that were picked. `sorted` is accepted and has no effect. ValueError for
-    a k outside [0, size of dim].
+    input: any dtype; one of no dims is sorted as one element, and the results have no dims. indices: int64. NaN is
+    larger than all. The host sorts: with a tensor on a GPU it waits. The gradient goes to the elements that were
+    picked. `sorted` is accepted and has no effect. ValueError for a k outside [0, size of dim].
     """
     need_tensors("topk", input=input)
-    size, k = input.shape[axis("topk", input, dim)], as_int("topk", "k", k)
+    k = as_int("topk", "k", k)
+    if input.ndim == 0:
+        if k != 1:
+            raise ValueError(f"topk: k must be 1 where input has no dims, got {k}")
+        return _TopkResult(*(part.reshape(()) for part in topk(input.reshape(1), k, dim, largest)))
+    size = input.shape[axis("topk", input, dim)]
     if not 0 <= k <= size:
         raise ValueError(f"topk: k must be in [0, {size}], got {k}")
     indices = _order(input, dim, largest, k)
@@ -49,6 +54,8 @@ def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
 def sort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _SortResult:
     """(values, indices) of all elements along dim in order; always stable. As topk in all else."""
     need_tensors("sort", input=input)
+    if input.ndim == 0:
+        return _SortResult(*(part.reshape(()) for part in sort(input.reshape(1), dim, descending)))
     indices = _order(input, dim, descending, input.shape[axis("sort", input, dim)])
     return _SortResult(_C.gather(input, dim, indices), indices)
 
@@ -56,6 +63,8 @@ def sort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool =
 def argsort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _Tensor:
     """The indices of sort."""
     need_tensors("argsort", input=input)
+    if input.ndim == 0:
+        return argsort(input.reshape(1), dim, descending).reshape(())
     return _order(input, dim, descending, input.shape[axis("argsort", input, dim)])
 
 
