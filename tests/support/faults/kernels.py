@@ -245,7 +245,7 @@ FAULTS = [
         "K may be odd", _BF16 + "test_bits_are_those_of_the_instruction",
     ),
     Fault(
-        "bf16: a panel of any length", _G + "bf16.c", "    if (p->k > MOST_K) return", "    if (p->k < 0) return",
+        "bf16: a panel of any length", _G + "bf16_work.c", "    if (p->k > XT_BF16_MOST_K) return", "    if (p->k < 0) return",
         "32 MiB for a packed panel, where a single column has 512 KiB", _BF16 + "test_memory_stays_that_of_the_operands",
     ),
     Fault(
@@ -253,19 +253,19 @@ FAULTS = [
         "blocks of K are added up", _BF16 + "test_bits_are_those_of_the_instruction",
     ),
     Fault(
-        "bf16: packed rows lose the second of a pair", _G + "bf16_tile.h", "row + 1 == k, mask", "row + 2 >= k, mask",
+        "bf16: packed rows lose the second of a pair", _G + "bf16_pairs.h", "row + 1 == k, mask", "row + 2 >= k, mask",
         "pairs are whole but the last of an odd K", _BF16 + "test_bits_are_those_of_the_instruction",
     ),
     Fault(
-        "bf16: the last columns are those before them", _G + "bf16_tile.h", "v + j < columns ?", "v + j + 1 < columns ?",
+        "bf16: the last columns are those before them", _G + "bf16_pairs.h", "v + j < columns ?", "v + j + 1 < columns ?",
         "every column of op(B) is packed", _BF16 + "test_bits_are_those_of_the_instruction",
     ),
     Fault(
-        "bf16: what is there is not added", _G + "bf16_tile.h", "    if (t->beta != 0.0f) {", "    if (t->beta > 1.0f) {",
+        "bf16: what is there is not added", _G + "bf16_pairs.h", "    if (t->beta != 0.0f) {", "    if (t->beta > 1.0f) {",
         "beta C is added before rounding", _BF16 + "test_bits_are_those_of_the_instruction",
     ),
     Fault(
-        "bf16: matrices of a batch are the first one", _G + "bf16.c", "xt_gemm_offsets(p, i);", "xt_gemm_offsets(p, begin);",
+        "bf16: matrices of a batch are the first one", _G + "bf16_work.c", "xt_gemm_offsets(p, i);", "xt_gemm_offsets(p, begin);",
         "each operand has batch strides of its own", _BF16 + "test_what_every_backend_promises",
     ),
     Fault(
