@@ -1,7 +1,7 @@
 """Implementations of some problems alone. bf16, products and attention in AVX512-BF16 instructions: the bits of the instruction's
 definition in plain NumPy, what test_gemm.py asks of every backend, and attention within the roundings of P and dS. A CPU without the
-instructions runs the next implementation under this name, which must pass what does not need them all the same. At the end: few, products of
-at most 8 rows."""
+instructions runs the next implementation under this name, which must pass what does not need them all the same. So does amx, whose bits
+tests/gemm has. At the end: few, products of at most 8 rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from xtrain.optable.references import attention_weights
 from xtrain.optable.table import array, tensor
 
 pytestmark = pytest.mark.on_cpu
+LOW = ["amx", "bf16"]
 HAS = _C.explain_gemm((4, 4, 4), "bfloat16", backend="bf16")[0][2] is None
 needs_instruction = pytest.mark.skipif(not HAS, reason="this CPU has no AVX512-BF16 instructions")
 
@@ -82,53 +83,56 @@ def test_subnormals_count_as_zero() -> None:
     assert (values(xt.matmul(small, large, backend="bf16")) == 2.0**31).all()
 
 
+@pytest.mark.parametrize("name", LOW)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_every_backend_promises(layout: str, monkeypatch) -> None:
+def test_what_every_backend_promises(layout: str, name: str, monkeypatch) -> None:
     """Small integers are exact and sums stay in float32, for every shape; strides, batches, empty sides, NaN and gradients."""
-    monkeypatch.setattr(gemm, "BACKENDS", ["bf16"])
+    monkeypatch.setattr(gemm, "BACKENDS", [name])
     monkeypatch.setattr(gemm, "LAYOUTS", [layout])
     for shape in SHAPES:
         gemm.test_small_integers_are_exact(shape, "bfloat16", 1, 256)
     for shape in [(64, 64, 64), (65, 33, 97), (33, 1, 31), (1, 33, 31)]:
-        gemm.test_transposes(shape, "bfloat16", "bf16", layout)
-        gemm.test_gradients(shape, "bfloat16", "bf16", layout)
+        gemm.test_transposes(shape, "bfloat16", name, layout)
+        gemm.test_gradients(shape, "bfloat16", name, layout)
     for left, right in gemm.BATCHES:
-        gemm.test_batches_broadcast(left, right, layout, "bfloat16", "bf16")
+        gemm.test_batches_broadcast(left, right, layout, "bfloat16", name)
     gemm.test_low_precision_accumulates_in_float32("bfloat16", 256)
 
 
-def test_edges() -> None:
-    gemm.test_strides("bfloat16", "bf16")
-    gemm.test_batch_equals_its_products("bfloat16", "bf16")
-    gemm.test_accumulation_in_place("bfloat16", "bf16")
-    gemm.test_1024("bfloat16", "bf16")
+@pytest.mark.parametrize("name", LOW)
+def test_edges(name: str) -> None:
+    gemm.test_strides("bfloat16", name)
+    gemm.test_batch_equals_its_products("bfloat16", name)
+    gemm.test_accumulation_in_place("bfloat16", name)
+    gemm.test_1024("bfloat16", name)
     for shape in [(0, 4, 3), (4, 0, 3), (4, 3, 0), (0, 0, 0)]:
-        gemm.test_empty(shape, "bfloat16", "bf16")
+        gemm.test_empty(shape, "bfloat16", name)
     a = np.ones((33, 65), np.float32)
     a[1, 2], a[3, 4] = np.nan, np.inf
-    out = values(xt.matmul(xt.tensor(a).to(xt.bfloat16), xt.ones(65, 17, dtype=xt.bfloat16), backend="bf16"))
+    out = values(xt.matmul(xt.tensor(a).to(xt.bfloat16), xt.ones(65, 17, dtype=xt.bfloat16), backend=name))
     assert np.isnan(out[1]).all() and np.isposinf(out[3]).all() and (np.delete(out, [1, 3], 0) == 65).all()
 
 
 @needs_instruction
 def test_memory_stays_that_of_the_operands() -> None:
     """A panel packs 64 columns of all K, also where op(B) has one: past 2^18 another backend computes the product."""
-    for k, name in ((1 << 18, "bf16"), ((1 << 18) + 1, "blas")):
+    for k, names in ((1 << 18, LOW), ((1 << 18) + 1, ["blas"])):
         found = next(row for row in _C.explain_gemm((1, 1, k), "bfloat16") if row[2] is None)
-        assert found[0] == name, found
+        assert found[0] in names, found
 
 
-def test_threads_change_no_bit() -> None:
+@pytest.mark.parametrize("name", LOW)
+def test_threads_change_no_bit(name: str) -> None:
     """Also of a batch, whose matrices go to threads whole when they are small."""
     before = _C.get_num_threads()
     try:
-        gemm.check_threads("bfloat16", [(257, 513, 1031), (25, 3000, 300), (100, 65, 4099)], backend="bf16")
+        gemm.check_threads("bfloat16", [(257, 513, 1031), (25, 3000, 300), (100, 65, 4099)], backend=name)
         for size, count in ((40, 9), (300, 9)):
             a, b = (xt.randn(count, size, size).to(xt.bfloat16) for _ in range(2))
-            alone = b"".join(bits(xt.matmul(a[i], b[i], backend="bf16")) for i in range(count))
+            alone = b"".join(bits(xt.matmul(a[i], b[i], backend=name)) for i in range(count))
             for threads in gemm.THREADS:
                 xt.set_num_threads(threads)
-                assert bits(xt.matmul(a, b, backend="bf16")) == alone, f"{threads} threads"
+                assert bits(xt.matmul(a, b, backend=name)) == alone, f"{threads} threads"
     finally:
         xt.set_num_threads(before)
 

@@ -90,6 +90,8 @@ def test_what_attention_supports_is_right(case, dtype: str) -> None:
 # ---- the choice is a function ---------------------------------------------------------------------------------------------------------
 
 NOT_BF16 = ("bf16", "bf16", "the dtype is not bfloat16")
+NOT_AMX = ("amx", "amx", NOT_BF16[2])
+NO_TILES = next(r[2] for r in _C.explain_gemm((4, 4, 4), "bfloat16") if r[0] == "amx")  # or None
 NOT_FEW = ("few", "few", "A is stored transposed, or B is not")
 QUESTIONS = [(sizes, dtype, layout) for sizes, layout, _ in PRODUCTS for dtype in DTYPES] + [
     ((4, 2**31, 4), "float32", "nn"),
@@ -132,7 +134,7 @@ def test_the_choice_depends_on_nothing_else() -> None:
 @pytest.mark.on_cpu
 def test_a_name_moves_the_start() -> None:
     every = [("blas", "blas", None), ("tiled", "tiled", None), ("naive", "naive", None)]
-    assert _C.explain_gemm((5, 6, 7)) == [NOT_FEW, NOT_BF16, *every]
+    assert _C.explain_gemm((5, 6, 7)) == [NOT_FEW, NOT_AMX, NOT_BF16, *every]
     assert _C.explain_gemm((5, 6, 7), backend="blas") == every
     assert _C.explain_gemm((5, 6, 7), backend="tiled") == every[1:]
     with xt.use_gemm_backend("naive"), xt.use_attention_backend("reference"):
@@ -144,10 +146,10 @@ def test_a_name_moves_the_start() -> None:
 @pytest.mark.on_cpu
 def test_reasons() -> None:
     large = _C.explain_gemm((4, 2**31, 4))
-    assert large[:2] == [NOT_FEW, NOT_BF16]
+    assert large[:3] == [NOT_FEW, NOT_AMX, NOT_BF16]
     has = "avx512bf16" in _C.cpu_features()
-    assert _C.explain_gemm((5, 6, 7), "bfloat16")[1][2] == (None if has else "this CPU has no AVX512-BF16 instructions")
-    assert large[2] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
+    assert _C.explain_gemm((5, 6, 7), "bfloat16")[2][2] == (None if has else "this CPU has no AVX512-BF16 instructions")
+    assert large[3] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
     assert chosen(_C.explain_gemm((4, 2**31 - 1, 4))) == "blas"
     assert chosen(_C.explain_gemm((2**31, 4, 4))) == "blas"  # rows are cut
     assert chosen(_C.explain_gemm((4, 4, 2**31), layout="tn")) == "tiled"  # no leading dimension is as long
@@ -213,7 +215,13 @@ def test_products_of_other_dtypes_are_refused_by_name(dtypes, message: str) -> N
 def test_every_implementation_leaves_sums_in_float32(dtype: str) -> None:
     rows = _C.explain_gemm((4, 4, 8), dtype, dtype, "float32", "nt", device=_C.get_default_device())
     other = NOT_BF16[2] if dtype == "float16" else "this CPU has no AVX512-BF16 instructions"
-    allowed = (("few", "the dtype is neither float32 nor bfloat16"), ("bf16", other), ("hopper", "it has no epilogue"))
+    tiles = NOT_AMX[2] if dtype == "float16" else NO_TILES
+    allowed = (
+        ("few", "the dtype is neither float32 nor bfloat16"),
+        ("amx", tiles),
+        ("bf16", other),
+        ("hopper", "it has no epilogue"),
+    )
     assert all(reason is None or (name, reason) in allowed for name, _, reason in rows)
 
 

@@ -224,10 +224,12 @@ def test_explain_measures_nothing(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out.splitlines() == [
         "64x64x64:nn float32 on cpu: blas",
         "  few    no   A has more than 8 rows",
+        "  amx    no   the dtype is not bfloat16",
         "  bf16   no   the dtype is not bfloat16",
         "  blas   yes",
         "3x5x7:tn float32 on cpu: blas",
         "  few    no   A is stored transposed, or B is not",
+        "  amx    no   the dtype is not bfloat16",
         "  bf16   no   the dtype is not bfloat16",
         "  blas   yes",
     ]
@@ -253,6 +255,7 @@ def test_explain_says_why_not(monkeypatch, capsys) -> None:
     assert explain.lines("4x2147483648x4", large) == [
         "4x2147483648x4: tiled",
         "  few    no   A is stored transposed, or B is not",
+        "  amx    no   the dtype is not bfloat16",
         "  bf16   no   the dtype is not bfloat16",
         "  blas   no   N, K or a leading dimension is above 2^31 - 1",
         "  tiled  yes",
@@ -271,7 +274,9 @@ def test_doctor_shows_the_choice() -> None:
     low = "{} for float32, float16, float64; bf16 for bfloat16"
     every = "{} for float32, bfloat16, float16, float64"
     choice = low if "avx512bf16" in _C.cpu_features() else every
-    assert "cpu " in text and f"product 8192x3072x768:nt: {choice.format('blas')}" in text
+    tiles = next(row[2] for row in _C.explain_gemm((9, 9, 9), "bfloat16") if row[0] == "amx") is None
+    product = (low.replace("bf16 for", "amx for") if tiles else choice).format("blas")
+    assert "cpu " in text and f"product 8192x3072x768:nt: {product}" in text
     for pass_ in ("forward", "backward"):
         assert f"attention 8x12x12x1024x64 {pass_}: {choice.format('materialized')}" in text
 

@@ -16,11 +16,13 @@ XtStatus xt_gemm_naive(const XtGemm *p); /* three loops: the specification */
 XtStatus xt_gemm_tiled(const XtGemm *p); /* 32 x 32 tiles in plain C: no library needed */
 XtStatus xt_gemm_blas(const XtGemm *p);  /* OpenBLAS on tiles of C, one tile per thread at a time */
 const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device);
+XtStatus xt_gemm_amx(const XtGemm *p); /* bfloat16 in AMX tiles: subnormals count as zero */
+const char *xt_gemm_amx_supports(const XtGemm *p, const XtDeviceTraits *device);
 XtStatus xt_gemm_bf16(const XtGemm *p); /* bfloat16 in AVX512-BF16 instructions: subnormals count as zero */
 const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device);
 bool xt_has_bf16_pairs(void); /* whether this build and this CPU have those instructions */
 
-extern const XtGemmBackend xt_cpu_gemm_backends[]; /* few, bf16, blas, tiled, naive */
+extern const XtGemmBackend xt_cpu_gemm_backends[]; /* few, amx, bf16, blas, tiled, naive */
 
 /* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C has been scaled by beta. */
 bool xt_gemm_trivial(const XtGemm *p, XtStatus *status);

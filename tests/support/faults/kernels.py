@@ -10,6 +10,7 @@ _G = "csrc/cpu/gemm/"
 _GEMM = "tests/ops/test_gemm.py::"
 _A = "csrc/cpu/attention/"
 _BF16 = "tests/ops/test_gemm_bf16.py::"
+_AMX = "tests/gemm/test_amx.py::"
 _EXACT = "tests/ops/test_gemm_attention.py::test_products_of_small_integers_are_exact "
 
 FAULTS = [
@@ -313,5 +314,36 @@ FAULTS = [
     Fault(
         "attention bf16: -Inf minus itself", _A + "bf16.c", "max == -INFINITY ? 0 : max", "max",
         "scores of -Inf count for nothing beside others", _BF16 + "test_attention_of_infinite_scores",
+    ),
+    Fault(
+        "amx: blocks of k from zero", _G + "amx.c", "if (!first) {", "if (0) {", "blocks of K are added up", _AMX + "test_emulated_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "amx: op(A) in place with a tail of k", _G + "amx.c", "return p->trans_a || p->k % K_STEP != 0;", "return p->trans_a;",
+        "nothing behind K is read", _AMX + "test_emulated_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "amx: the last rows in place", _G + "amx.c", "if (!packs_a(p) && rows - i >= HEIGHT) {", "if (!packs_a(p)) {",
+        "no row behind M is read", _AMX + "test_emulated_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "amx: tiles that nobody configured", _G + "amx.c", "    configure();\n", "", "a piece configures the tiles of its thread",
+        _AMX + "test_emulated_threads_and_batches_change_no_bit",
+    ),
+    Fault(
+        "amx: tiles stay configured", _G + "amx.c", "    release();\n", "", "a piece releases the tiles of its thread",
+        _AMX + "test_emulated_tiles_are_released",
+    ),
+    Fault(
+        "bf16 and amx: what fills K is not written", _G + "bf16_work.c", "filled = k + depth == p->k ? (p->k + 1) / 2 : work->pairs", "filled = work->pairs",
+        "zeros fill the end of K", _AMX + "test_emulated_infinities_stay_in_their_row",
+    ),
+    Fault(
+        "amx: K is cut inside a tile", _G + "amx.c", "#define K_BLOCK 512 ", "#define K_BLOCK 528 ", "K is cut at multiples of 32 alone",
+        _AMX + "test_emulated_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "amx: XTRAIN_AMX says nothing", _G + "amx.c", "if (wanted && strcmp(wanted, \"0\") == 0) return", "if (0) return",
+        "XTRAIN_AMX=0 turns it off, also its name", _AMX + "test_the_environment_turns_it_off",
     ),
 ]  # fmt: skip
