@@ -5,6 +5,7 @@ AMX does."""
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import shutil
@@ -122,7 +123,18 @@ def surround(x: np.ndarray, behind: int) -> np.ndarray:
 
 
 def multiply(
-    library, name, a, b, layout="nn", c=None, alpha=1.0, beta=0.0, threads=1, behind=(0, 0, 0), dtype=BFLOAT16
+    library,
+    name,
+    a,
+    b,
+    layout="nn",
+    c=None,
+    alpha=1.0,
+    beta=0.0,
+    threads=1,
+    behind=(0, 0, 0),
+    dtype=BFLOAT16,
+    place=surround,
 ):
     """C of uint16 arrays a [batch, M, K] and b [batch, K, N], as bits; the guards are unharmed."""
     batch, m, k = a.shape
@@ -130,7 +142,7 @@ def multiply(
     kind = np.uint16 if dtype == BFLOAT16 else np.float32
     start = np.full((batch, m, n), GUARD, kind) if c is None else c
     lay = [np.ascontiguousarray(x.swapaxes(1, 2)) if t == "t" else x for x, t in zip((a, b), layout)]
-    arrays = [surround(x, s) for x, s in zip((*lay, start), behind)]
+    arrays = [place(x, s) for x, s in zip((*lay, start), behind)]
     p = Gemm(
         c=arrays[2].ctypes.data, a=arrays[0].ctypes.data, b=arrays[1].ctypes.data, m=m, n=n, k=k, alpha=alpha, beta=beta
     )
@@ -146,8 +158,8 @@ def multiply(
     p.stride_c = Two(0, p.ldc * m)
     assert library.xt_set_num_threads(threads) == 0
     assert getattr(library, f"xt_gemm_{name}")(ctypes.byref(p)) == 0, library.xt_error_message()
-    rows = arrays[2][:-64].reshape(batch, m, n + behind[2])
-    assert (arrays[2][-64:] == GUARD).all() and (rows[..., n:] == GUARD).all(), "written beside C"
+    rows = arrays[2][: batch * m * (n + behind[2])].reshape(batch, m, n + behind[2])
+    assert (arrays[2][rows.size :] == GUARD).all() and (rows[..., n:] == GUARD).all(), "written beside C"
     return rows[..., :n].copy()
 
 
@@ -197,6 +209,27 @@ def test_emulated_threads_and_batches_change_no_bit(library, name: str) -> None:
         alone = np.concatenate([multiply(library, name, a[i : i + 1], b[i : i + 1]) for i in range(batch)])
         for threads in (1, 2, 5):
             assert np.array_equal(multiply(library, name, a, b, threads=threads), alone), threads
+
+
+def at_the_end_of_memory(x: np.ndarray, behind: int) -> np.ndarray:
+    """A copy of x, dense, before a page that nobody may read."""
+    assert behind == 0
+    size = -(-x.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, size + mmap.PAGESIZE)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at + size), mmap.PAGESIZE, 0) == 0
+    copy = np.frombuffer(pages, x.dtype, x.size, size - x.nbytes)
+    copy[:] = x.reshape(-1)
+    return copy
+
+
+@pytest.mark.parametrize("name", ["amx", "bf16"])
+def test_emulated_kernels_touch_nothing_behind_an_operand(library, name: str) -> None:
+    """The process would end."""
+    for shape in ((20, 17, 64), (1, 1, 32), (33, 31, 35), (47, 63, 1)):
+        a, b = drawn(*shape)
+        for layout in ("nn", "nt", "tn", "tt"):
+            multiply(library, name, a, b, layout, place=at_the_end_of_memory)
 
 
 def test_emulated_tiles_are_released(library) -> None:

@@ -324,7 +324,7 @@ FAULTS = [
     ),
     Fault(
         "amx: the last rows in place", _G + "amx.c", "if (!packs_a(p) && rows - i >= HEIGHT) {", "if (!packs_a(p)) {",
-        "no row behind M is read", _AMX + "test_emulated_bits_are_those_of_the_instruction",
+        "no row behind M is read", _AMX + "test_emulated_kernels_touch_nothing_behind_an_operand",
     ),
     Fault(
         "amx: tiles that nobody configured", _G + "amx.c", "    configure();\n", "", "a piece configures the tiles of its thread",
