@@ -7,10 +7,11 @@
  *
  * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
  * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes; as soon as a row is summed, the
- * twelfth after it (float32: eighth) is read. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of
- * x and of dy are read together, with SiLU by way of shared memory, where rows are under way without registers. A row of dx is complete K - 1
- * rows after its own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors, float64 and one
- * tap: one element a piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
+ * twelfth after it (float32: eighth) is read; in 16 bits the first twelve are asked for before the weights. Backward, 2 or 4 channels, for the
+ * rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are read together, with SiLU by way of shared memory, where rows
+ * are under way without registers. A row of dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the K - 1
+ * rows behind it once more. Unaligned tensors, float64 and one tap: one element a piece and the taps at run time, the plain form.
+ * Bytes moved: 2 elements an output forward, 3 backward.
  *
  * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
  * thread adds up its run, a block its eight runs in order, and a second kernel the shares of the blocks, slices of them in a fixed tree.
@@ -99,6 +100,7 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
     causal_conv1d_fwd_kernel(const __grid_constant__ XtCausalConv1dFwd p, int64_t runs, int run) {
     using A = XtAcc<T>;
     constexpr int ROWS = ROWS_FWD<T>;
+    constexpr bool EARLY = EXACT && sizeof(T) == 2; /* the first rows are asked for before the weights */
     const int taps = EXACT ? K : p.taps;
     const bool silu = EXACT ? SILU : p.silu;
     const int64_t channels = p.channels, pieces = channels / N;
@@ -118,13 +120,22 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
             xt_write(next + k * channels, piece);
         }
     }
+    const T *from;
+    XtPiece<T, N> in[ROWS];
+    if constexpr (EARLY) {
+        from = x + t0 * channels;
+        if (t1 - t0 >= ROWS) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++, from += channels) xt_read_now(in[r].word, from);
+        }
+    }
     A w[K][N], bias[N];
     XtVector<A, N> last[K];
     weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
 #pragma unroll
     for (int k = 0; k < K - 1; k++)
         if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
-    const T *from = x + t0 * channels;
+    if constexpr (!EARLY) from = x + t0 * channels;
     T *to = (T *)p.y + (b * p.steps + t0) * channels + c;
     auto step = [&](const XtPiece<T, N> &piece) {
         XtVector<A, N> v = xt_load(piece), out;
@@ -143,9 +154,10 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
     };
     int left = (int)(t1 - t0);
     if (left >= ROWS) {
-        XtPiece<T, N> in[ROWS];
+        if constexpr (!EARLY) {
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) in[r] = next_piece();
+            for (int r = 0; r < ROWS; r++) in[r] = next_piece();
+        }
 #pragma unroll 1
         for (; left >= ROWS; left -= ROWS) {
             const bool more = left >= 2 * ROWS;
