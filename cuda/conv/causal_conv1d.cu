@@ -8,13 +8,13 @@
  * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
  * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes; as soon as a row is summed, the
  * twelfth after it (float32: eighth) is read; in 16 bits the first twelve are asked for before the weights. Backward, 2 or 4 channels, for the
- * rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are read together, with SiLU by way of shared memory, where rows
- * are under way without registers. A row of dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the K - 1
- * rows behind it once more. Unaligned tensors, float64 and one tap: one element a piece and the taps at run time, the plain form.
- * Bytes moved: 2 elements an output forward, 3 backward.
+ * rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are read together by way of shared memory, where rows are under way
+ * without registers. The threads of a block have the same rows, side by side, and runs are as long as few waves of blocks allow. A row of
+ * dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors,
+ * float64 and one tap: one element a piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
  *
  * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
- * thread adds up its run, a block its eight runs in order, and a second kernel the shares of the blocks, slices of them in a fixed tree.
+ * thread adds up its run, and a second kernel the runs, slices of them in a fixed tree.
  * The runs follow from the shape, and from whether all pointers are aligned.
  */
 #include "arch/overlap.cuh"
@@ -25,9 +25,10 @@
 
 #include <type_traits>
 
-static constexpr int THREADS = 256, WARPS = THREADS / 32;
-static constexpr int ROWS_BWD = 4;  /* that are read together */
-static constexpr int AHEAD_BWD = 2; /* groups of rows on their way to shared memory */
+static constexpr int THREADS = 256;  /* of a block of the backward: at most */
+static constexpr int ROWS_BWD = 4;   /* that are read together */
+static constexpr int AHEAD_BWD = 2;  /* groups of rows on their way to shared memory */
+static constexpr int BLOCKS_BWD = 2; /* of THREADS, that a multiprocessor holds at once */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 static constexpr bool COPIES = true; /* cp.async is there */
 #else
@@ -174,25 +175,21 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
 
 /* ---- backward ----------------------------------------------------------------------------------------------------------------- */
 
-/* Block -> (share, 32 N channels), warp -> run: share s has the runs [8 s', 8 s' + 8) of its sample, s' = s % tiles.
- * share [shares, K + 1, channels], the unused taps of it unwritten, or NULL. */
+/* Block -> (run of a sample, slab of channels), the threads side by side in the slab. share [runs of all samples, K + 1, channels], the
+ * unused taps of it unwritten, or NULL. */
 template <typename T, int N, int K, bool EXACT, bool SILU>
-__global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
-    causal_conv1d_bwd_kernel(const __grid_constant__ XtCausalConv1dBwd p, XtAcc<T> *share, int64_t tiles, int run, unsigned slabs) {
+__global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
+    causal_conv1d_bwd_kernel(const __grid_constant__ XtCausalConv1dBwd p, XtAcc<T> *share, int64_t runs, int run, unsigned slabs) {
     using A = XtAcc<T>;
     const int taps = EXACT ? K : p.taps;
     const bool silu = EXACT ? SILU : p.silu;
     const int64_t channels = p.channels, steps = p.steps;
-    constexpr bool RING = COPIES && EXACT && SILU; /* measured: docs/worklog/conv.md */
-    __shared__ union __align__(16) {
-        A of_warp[WARPS][K + 1][32 * N];
-        XtPiece<T, N> rows[RING ? AHEAD_BWD + 1 : 1][RING ? ROWS_BWD : 1][2][THREADS]; /* of x and dy, each thread's own */
-    } shared;
+    constexpr bool RING = COPIES && EXACT;
+    __shared__ XtPiece<T, N> rows[RING ? AHEAD_BWD + 1 : 1][RING ? ROWS_BWD : 1][2][THREADS]; /* of x and dy, each thread's own */
     xt_let_next_begin(); /* the kernel of the sums, which waits for this one */
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t block = blockIdx.x / slabs, c0 = (int64_t)(blockIdx.x % slabs) * (32 * N), c = c0 + lane * N;
-    int64_t b = block / tiles, t0 = (block % tiles * WARPS + warp) * run, t1 = t0 + run < steps ? t0 + run : steps;
-    bool here = c < channels && (t0 < steps || t0 == 0);
+    const int64_t block = blockIdx.x / slabs, c = ((int64_t)(blockIdx.x % slabs) * blockDim.x + threadIdx.x) * N;
+    const int64_t b = block / runs, t0 = block % runs * run, t1 = t0 + run < steps ? t0 + run : steps;
+    if (c >= channels) return;
     A dw[K][N], db[N];
 #pragma unroll
     for (int e = 0; e < N; e++) {
@@ -200,139 +197,129 @@ __global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
 #pragma unroll
         for (int k = 0; k < K; k++) dw[k][e] = 0;
     }
-    if (here) {
-        const int64_t kept = b * (taps - 1) * channels + c, before = b * steps * channels + c;
-        const T *x = (const T *)p.x + before, *dy = (const T *)p.dy + before;
-        const T *state = p.state ? (const T *)p.state + kept : nullptr;
-        A w[K][N], bias[N];
-        XtVector<A, N> last[K], dz[K]; /* dz[k]: of row t - (K - 1) + k before row t is there */
-        weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
+    const int64_t kept = b * (taps - 1) * channels + c, before = b * steps * channels + c;
+    const T *x = (const T *)p.x + before, *dy = (const T *)p.dy + before;
+    const T *state = p.state ? (const T *)p.state + kept : nullptr;
+    A w[K][N], bias[N];
+    XtVector<A, N> last[K], dz[K]; /* dz[k]: of row t - (K - 1) + k before row t is there */
+    weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
 #pragma unroll
-        for (int k = 0; k < K - 1; k++) {
-            if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
+    for (int k = 0; k < K - 1; k++) {
+        if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
 #pragma unroll
-            for (int e = 0; e < N; e++) dz[k].at[e] = 0;
+        for (int e = 0; e < N; e++) dz[k].at[e] = 0;
+    }
+    /* INSIDE: row t is one of the run, and the row of dx that it completes is, too; then dnext adds nothing. */
+    auto step = [&](auto inside, int64_t t, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_dy) {
+        constexpr bool INSIDE = inside.value;
+        XtVector<A, N> v = xt_load(of_x), g = xt_load(of_dy);
+        if (silu) {
+            A z[N];
+            sums_of<A, N, K>(z, w, bias, last, v, taps);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                A s = xt_sigmoid<T>(z[e]);
+                g.at[e] *= s * (1 + z[e] * (1 - s));
+            }
         }
-        /* INSIDE: row t is one of the run, and the row of dx that it completes is, too; then dnext adds nothing. */
-        auto step = [&](auto inside, int64_t t, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_dy) {
-            constexpr bool INSIDE = inside.value;
-            XtVector<A, N> v = xt_load(of_x), g = xt_load(of_dy);
-            if (silu) {
-                A z[N];
-                sums_of<A, N, K>(z, w, bias, last, v, taps);
+        if (!INSIDE && t >= steps) { /* 0 times a slope that is not finite would be NaN */
 #pragma unroll
-                for (int e = 0; e < N; e++) {
-                    A s = xt_sigmoid<T>(z[e]);
-                    g.at[e] *= s * (1 + z[e] * (1 - s));
-                }
-            }
-            if (!INSIDE && t >= steps) { /* 0 times a slope that is not finite would be NaN */
-#pragma unroll
-                for (int e = 0; e < N; e++) g.at[e] = 0;
-            }
-            if (INSIDE || t < t1) {
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    db[e] += g.at[e];
-#pragma unroll
-                    for (int k = 0; k < K; k++)
-                        if (k >= K - taps) dw[k][e] = fma(g.at[e], k < K - 1 ? last[k].at[e] : v.at[e], dw[k][e]);
-                }
-            }
-            int64_t done = t - (taps - 1); /* the row of dx, or of dstate when negative */
-            T *to = nullptr;
-            if (INSIDE || done >= t0) to = p.dx ? (T *)p.dx + before + done * channels : nullptr;
-            else if (t0 == 0 && p.dstate) to = (T *)p.dstate + kept + (done + taps - 1) * channels;
-            if (to) {
-                XtVector<A, N> sum;
-#pragma unroll
-                for (int e = 0; e < N; e++) { /* tap 0 meets the newest dz */
-                    sum.at[e] = 0;
-#pragma unroll
-                    for (int k = 0; k < K; k++)
-                        if (k >= K - taps) {
-                            A d = g.at[e];
-#pragma unroll
-                            for (int j = 0; j < K - 1; j++) /* no run-time index: it would put dz into local memory */
-                                if (j == K - 1 - (k - (K - taps))) d = dz[j].at[e];
-                            sum.at[e] = fma(w[k][e], d, sum.at[e]);
-                        }
-                }
-                int64_t place = done - steps + taps - 1; /* in next */
-                if (!INSIDE && p.dnext && place >= 0) {
-                    XtVector<A, N> more = xt_load(xt_read<T, N>((const T *)p.dnext + kept + place * channels));
-#pragma unroll
-                    for (int e = 0; e < N; e++) sum.at[e] += more.at[e];
-                }
-                xt_write(to, xt_store<T>(sum));
-            }
-            advance<A, N, K>(last, v);
-            advance<A, N, K>(dz, g);
-        };
-        /* Rows of [inside, outside) are copied AHEAD_BWD groups before their turn; group g is in slot g % (AHEAD_BWD + 1). */
-        const int64_t inside = t0 + (taps - 1 + ROWS_BWD - 1) / ROWS_BWD * ROWS_BWD, outside = t0 + (t1 - t0) / ROWS_BWD * ROWS_BWD;
-        [[maybe_unused]] auto ask = [&](int64_t t, int slot) {
-            if (t < outside) {
-#pragma unroll
-                for (int r = 0; r < ROWS_BWD; r++) {
-                    xt_copy_own_async(&shared.rows[slot][r][0][threadIdx.x], x + (t + r) * channels);
-                    xt_copy_own_async(&shared.rows[slot][r][1][threadIdx.x], dy + (t + r) * channels);
-                }
-            }
-            xt_copy_commit();
-        };
-        int slot = 0;
-        if constexpr (RING) {
-#pragma unroll
-            for (int g = 0; g < AHEAD_BWD; g++) ask(inside + g * ROWS_BWD, g);
+            for (int e = 0; e < N; e++) g.at[e] = 0;
         }
-        int64_t end = t1 + taps - 1;
-        const XtPiece<T, N> nothing = xt_all<T, N>(xt_store<T>(0));
+        if (INSIDE || t < t1) {
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                db[e] += g.at[e];
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    if (k >= K - taps) dw[k][e] = fma(g.at[e], k < K - 1 ? last[k].at[e] : v.at[e], dw[k][e]);
+            }
+        }
+        int64_t done = t - (taps - 1); /* the row of dx, or of dstate when negative */
+        T *to = nullptr;
+        if (INSIDE || done >= t0) to = p.dx ? (T *)p.dx + before + done * channels : nullptr;
+        else if (t0 == 0 && p.dstate) to = (T *)p.dstate + kept + (done + taps - 1) * channels;
+        if (to) {
+            XtVector<A, N> sum;
+#pragma unroll
+            for (int e = 0; e < N; e++) { /* tap 0 meets the newest dz */
+                sum.at[e] = 0;
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    if (k >= K - taps) {
+                        A d = g.at[e];
+#pragma unroll
+                        for (int j = 0; j < K - 1; j++) /* no run-time index: it would put dz into local memory */
+                            if (j == K - 1 - (k - (K - taps))) d = dz[j].at[e];
+                        sum.at[e] = fma(w[k][e], d, sum.at[e]);
+                    }
+            }
+            int64_t place = done - steps + taps - 1; /* in next */
+            if (!INSIDE && p.dnext && place >= 0) {
+                XtVector<A, N> more = xt_load(xt_read<T, N>((const T *)p.dnext + kept + place * channels));
+#pragma unroll
+                for (int e = 0; e < N; e++) sum.at[e] += more.at[e];
+            }
+            xt_write(to, xt_store<T>(sum));
+        }
+        advance<A, N, K>(last, v);
+        advance<A, N, K>(dz, g);
+    };
+    /* Rows of [inside, outside) are copied AHEAD_BWD groups before their turn; group g is in slot g % (AHEAD_BWD + 1). */
+    const int64_t inside = t0 + (taps - 1 + ROWS_BWD - 1) / ROWS_BWD * ROWS_BWD, outside = t0 + (t1 - t0) / ROWS_BWD * ROWS_BWD;
+    [[maybe_unused]] auto ask = [&](int64_t t, int slot) {
+        if (t < outside) {
+#pragma unroll
+            for (int r = 0; r < ROWS_BWD; r++) {
+                xt_copy_own_async(&rows[slot][r][0][threadIdx.x], x + (t + r) * channels);
+                xt_copy_own_async(&rows[slot][r][1][threadIdx.x], dy + (t + r) * channels);
+            }
+        }
+        xt_copy_commit();
+    };
+    int slot = 0;
+    if constexpr (RING) {
+#pragma unroll
+        for (int g = 0; g < AHEAD_BWD; g++) ask(inside + g * ROWS_BWD, g);
+    }
+    int64_t end = t1 + taps - 1;
+    const XtPiece<T, N> nothing = xt_all<T, N>(xt_store<T>(0));
 #pragma unroll 1
-        for (int64_t t = t0; t < end; t += ROWS_BWD) {
-            XtPiece<T, N> of_x[ROWS_BWD], of_dy[ROWS_BWD];
-            if (t >= inside && t < outside) {
-                if constexpr (RING) {
-                    ask(t + AHEAD_BWD * ROWS_BWD, (slot + AHEAD_BWD) % (AHEAD_BWD + 1));
-                    xt_copy_wait<AHEAD_BWD>();
-                }
-#pragma unroll
-                for (int r = 0; r < ROWS_BWD; r++) {
-                    of_x[r] = xt_read<T, N>(RING ? (const T *)&shared.rows[slot][r][0][threadIdx.x] : x + (t + r) * channels);
-                    of_dy[r] = xt_read<T, N>(RING ? (const T *)&shared.rows[slot][r][1][threadIdx.x] : dy + (t + r) * channels);
-                }
-                slot = slot == AHEAD_BWD ? 0 : slot + 1;
-#pragma unroll
-                for (int r = 0; r < ROWS_BWD; r++) step(std::true_type(), t + r, of_x[r], of_dy[r]);
-                continue;
+    for (int64_t t = t0; t < end; t += ROWS_BWD) {
+        XtPiece<T, N> of_x[ROWS_BWD], of_dy[ROWS_BWD];
+        if (t >= inside && t < outside) {
+            if constexpr (RING) {
+                ask(t + AHEAD_BWD * ROWS_BWD, (slot + AHEAD_BWD) % (AHEAD_BWD + 1));
+                xt_copy_wait<AHEAD_BWD>();
             }
 #pragma unroll
             for (int r = 0; r < ROWS_BWD; r++) {
-                bool there = t + r < end && t + r < steps;
-                of_x[r] = there ? xt_read<T, N>(x + (t + r) * channels) : nothing;
-                of_dy[r] = there ? xt_read<T, N>(dy + (t + r) * channels) : nothing;
+                of_x[r] = xt_read<T, N>(RING ? (const T *)&rows[slot][r][0][threadIdx.x] : x + (t + r) * channels);
+                of_dy[r] = xt_read<T, N>(RING ? (const T *)&rows[slot][r][1][threadIdx.x] : dy + (t + r) * channels);
             }
+            slot = slot == AHEAD_BWD ? 0 : slot + 1;
 #pragma unroll
-            for (int r = 0; r < ROWS_BWD; r++)
-                if (t + r < end) step(std::false_type(), t + r, of_x[r], of_dy[r]);
+            for (int r = 0; r < ROWS_BWD; r++) step(std::true_type(), t + r, of_x[r], of_dy[r]);
+            continue;
         }
+#pragma unroll
+        for (int r = 0; r < ROWS_BWD; r++) {
+            bool there = t + r < end && t + r < steps;
+            of_x[r] = there ? xt_read<T, N>(x + (t + r) * channels) : nothing;
+            of_dy[r] = there ? xt_read<T, N>(dy + (t + r) * channels) : nothing;
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS_BWD; r++)
+            if (t + r < end) step(std::false_type(), t + r, of_x[r], of_dy[r]);
     }
     if (!share) return;
-    __syncthreads(); /* all have read their rows */
+    share += block * (K + 1) * channels + c;
 #pragma unroll
-    for (int e = 0; e < N; e++) {
-        shared.of_warp[warp][K][lane * N + e] = db[e];
+    for (int k = 0; k <= K; k++) {
+        XtVector<A, N> sum;
 #pragma unroll
-        for (int k = 0; k < K; k++) shared.of_warp[warp][k][lane * N + e] = dw[k][e];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < (K + 1) * 32 * N; i += THREADS) {
-        int k = i / (32 * N), j = i % (32 * N);
-        if (c0 + j >= channels) continue;
-        A sum = shared.of_warp[0][k][j];
-#pragma unroll
-        for (int other = 1; other < WARPS; other++) sum += shared.of_warp[other][k][j];
-        share[(block * (K + 1) + k) * channels + c0 + j] = sum;
+        for (int e = 0; e < N; e++) sum.at[e] = k < K ? dw[k][e] : db[e];
+        *(XtVector<A, N> *)(share + k * channels) = sum;
     }
 }
 
@@ -394,16 +381,23 @@ template <typename T, int N, int K, bool EXACT> static XtStatus forward(const Xt
 template <typename T, int N, int K, bool EXACT> static XtStatus backward(const XtCausalConv1dBwd *p) {
     using A = XtAcc<T>;
     XtScratch scratch;
-    int64_t slabs = xt_divide_up(p->channels, 32 * N), fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 3 / 2;
-    int run = 256; /* the longer, the fewer rows are read twice */
-    while (run > 8 && p->batch * xt_divide_up(p->steps, run * WARPS) * slabs < fill) run /= 2;
-    int64_t tiles = p->steps > 0 ? xt_divide_up(p->steps, run * WARPS) : 1, shares = p->batch * tiles;
+    /* Slabs of equal width, and runs of 8 to 512 rows whose waves of blocks take the fewest rows, in which a block's start counts 16. */
+    int64_t slabs = xt_divide_up(p->channels, THREADS * N), threads = xt_divide_up(xt_divide_up(p->channels, slabs * N), 32) * 32;
+    int64_t columns = p->batch * slabs, resident = XT_PLAN_MULTIPROCESSORS * (threads > THREADS / 2 ? BLOCKS_BWD : 2 * BLOCKS_BWD);
+    int64_t least = INT64_MAX, run = 0;
+    for (int64_t waves = 1; waves <= 8; waves++) {
+        int64_t fit = waves * resident / columns, rows = xt_divide_up(p->steps, fit < 1 ? 1 : fit);
+        rows = rows < 8 ? 8 : rows > 512 ? 512 : xt_divide_up(rows, ROWS_BWD) * ROWS_BWD;
+        int64_t time = xt_divide_up(columns * xt_divide_up(p->steps, rows), resident) * (rows + 16);
+        if (time < least) least = time, run = rows;
+    }
+    int64_t runs = p->steps > 0 ? xt_divide_up(p->steps, run) : 1, shares = p->batch * runs;
     bool sums = p->dweight || p->dbias;
     if (sums) XT_CHECK(scratch.allocate((size_t)(shares * (K + 1) * p->channels) * sizeof(A)));
     auto kernel = causal_conv1d_bwd_kernel<T, N, K, EXACT, false>;
     if constexpr (EXACT)
         if (p->silu) kernel = causal_conv1d_bwd_kernel<T, N, K, EXACT, true>;
-    xt_launch(kernel, xt_blocks(shares * slabs, 1), THREADS, 0, *p, (A *)scratch.data, tiles, run, (unsigned)slabs);
+    xt_launch(kernel, xt_blocks(shares * slabs, 1), (unsigned)threads, 0, *p, (A *)scratch.data, runs, (int)run, (unsigned)slabs);
     if (sums)
         xt_launch_early(causal_conv1d_sums_kernel<T>, dim3(xt_blocks(p->channels, SUM_COLS), p->taps + 1), THREADS, 0,
                         (T *)p->dweight, (T *)p->dbias, (const A *)scratch.data, shares, p->channels, p->taps, K);

@@ -96,7 +96,7 @@ def head_case(rows: int, words: int, **options: float) -> Case:
 ROWS, COLUMNS = 131 * 128 + 1, 200
 SINKS = (N(1, 2, 131, 64), N(1, 1, 131, 64), N(1, 1, 131, 64), N(2))
 CAPPED = (N(1, 2, 131, 128), N(1, 1, 131, 128), N(1, 1, 131, 128))
-CAUSAL_CONV1D = (N(200, 260, 16), N(16, 4), N(16))  # runs of 32 rows, all eight warps of a block
+CAUSAL_CONV1D = (N(200, 260, 16), N(16, 4), N(16))  # runs of 52 rows, a warp a block
 RARE = [
     Rare(
         "swiglu_mlp",

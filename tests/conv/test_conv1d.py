@@ -96,11 +96,12 @@ def test_few_taps_have_the_bits_of_the_plain_form(
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("taps", [4, 6])
-def test_long_runs_on_a_gpu(taps: int, dtype: str, activation: str | None) -> None:
-    """Enough blocks that a thread walks through 32 rows, which pass through all slots of shared memory, with a rest. No
-    result errs more than twice as much against float64 as the CPU's, and repeats have the same bits.
+@pytest.mark.parametrize("sizes", [(200, 263, 16), (3, 61, 1544)])
+def test_long_runs_on_a_gpu(sizes: tuple[int, int, int], taps: int, dtype: str, activation: str | None) -> None:
+    """Enough blocks that a thread walks through 56 rows, which pass through all slots of shared memory, with a rest; and more
+    channels than one block has, in slabs whose last one is narrower. No result errs more than twice as much against float64
+    as the CPU's, and repeats have the same bits.
     """
-    sizes = 200, 263, 16
     found, again, cpu = (
         causal_results(taps, 0, sizes, dtype, activation, device=device) for device in ("cuda", "cuda", "cpu")
     )

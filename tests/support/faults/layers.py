@@ -511,6 +511,7 @@ FAULTS = [
     Fault("causal_conv1d: a last row too many taps", _CONV + "causal_conv1d.c", "AT(slopes, K - 2) = 0;", "AT(slopes, K - 2) = AT(slopes, 0);", "dz is zero behind the end", FAST_CONV),
     Fault("causal_conv1d: the second run of channels", _CONV + "causal_conv1d.c", "* job->stride + c0;\n        for (int64_t k = 0; k <= K; k++)", "* job->stride;\n        for (int64_t k = 0; k <= K; k++)", "each run of channels has its share of dweight", FAST_CONV),
     Fault("causal_conv1d: the upper half of a word", _CONV + "causal_conv1d.c", "(h) ? (v) & 0xffff0000u : (v) << 16", "(h) ? (v) : (v) << 16", "a word of two bfloat16 is taken apart", FAST_CONV),
+    Fault("causal_conv1d on a GPU: the second slab of channels", "cuda/conv/causal_conv1d.cu", "blockIdx.x % slabs) * blockDim.x", "blockIdx.x % slabs) * THREADS", "the slabs lie side by side", "tests/conv/test_conv1d.py -k long_runs"),
     Fault("causal_conv1d on a GPU: slots that do not move on", "cuda/conv/causal_conv1d.cu", "slot = slot == AHEAD_BWD ? 0 : slot + 1;", "slot = 0;", "group g is in slot g % (AHEAD_BWD + 1)", "tests/conv/test_conv1d.py -k long_runs"),
     Fault(
         "conv1d: the last place of a stride", _CONV + "conv1d.c", "last = high <= 0 ? 0 : (high + s->stride - 1) / s->stride;",
