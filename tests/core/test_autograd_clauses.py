@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 import xtrain as xt
+from xtrain import _C
 
 pytestmark = pytest.mark.on_cpu
 
@@ -145,3 +149,81 @@ def test_a_checkpoint_takes_any_arguments() -> None:
     assert weight.grad.tolist() == [5.0, 7.0]
     xt.checkpoint(lambda: (weight * 2).sum(), use_reentrant=False).backward()
     assert weight.grad.tolist() == [7.0, 9.0]
+
+
+# ---- custom operations
+
+
+def test_so_many_inputs_and_outputs() -> None:
+    x, y = xt.ones(1), xt.ones(1)
+    assert len(_C.function_apply("F", lambda *dy: None, [x], [y] * 4096)) == 4096
+    with pytest.raises(
+        ValueError, match="^function_apply: argument 'inputs' must hold at most 4096 entries, got 4097$"
+    ):
+        _C.function_apply("F", lambda *dy: None, [x] * 4097, [y])
+
+
+def test_gradients_of_a_custom_operation_are_numbered_from_0() -> None:
+    x = xt.ones(1).requires_grad_()
+    (y,) = _C.function_apply("F", lambda dy: (dy, 3), [x, x], [xt.ones(1)])
+    with pytest.raises(TypeError, match="^F: gradient 1 of backward must be a Tensor or None, got int$"):
+        y.backward()
+
+
+def test_an_instance_of_a_subclass_is_a_leaf_of_its_own() -> None:
+    class Mine(xt.Tensor):
+        pass
+
+    x = xt.ones(2).requires_grad_()
+    for source in (x, x * 2):
+        mine = _C.make_subclass(Mine, source)
+        assert type(mine) is Mine and mine.is_leaf and not mine.requires_grad
+        assert _C.make_subclass(Mine, source, True).requires_grad
+
+
+def test_a_rule_that_failed_can_run_again() -> None:
+    """It is dropped when it has run."""
+    tries = []
+
+    def backward(dy):
+        tries.append(1)
+        return 3 if len(tries) == 1 else dy * 2
+
+    x = xt.ones(1).requires_grad_()
+    (y,) = _C.function_apply("F", backward, [x], [xt.ones(1)])
+    with pytest.raises(TypeError, match="got int"):
+        y.backward()
+    y.backward()
+    assert x.grad.tolist() == [2]
+
+
+def test_a_backward_inside_another_keeps_its_graph_and_no_other() -> None:
+    """What the rules hold is freed as the outer one goes."""
+
+    class Held:
+        def __call__(self, dy):
+            return dy
+
+    inner = (xt.ones(1).requires_grad_() * 2).sum()
+
+    def nested(dy):
+        inner.backward(retain_graph=True)
+        return dy
+
+    x, held = xt.ones(1).requires_grad_(), Held()
+    freed = weakref.ref(held)
+    (y,) = _C.function_apply("First", held, [x], [xt.ones(1)])
+    (z,) = _C.function_apply("Second", nested, [y], [xt.ones(1)])
+    del held
+    z.backward()
+    gc.collect()
+    assert freed() is None and x.grad.tolist() == [1]
+    inner.backward()
+
+
+def test_an_output_that_is_a_leaf_comes_back_as_an_alias() -> None:
+    x, leaf = xt.ones(1).requires_grad_(), xt.ones(1).requires_grad_()
+    (y,) = _C.function_apply("F", lambda dy: dy * 3, [x], [leaf])
+    assert y is not leaf and y.data_ptr() == leaf.data_ptr() and leaf.is_leaf and y.grad_fn == "F"
+    y.backward()
+    assert leaf.grad is None and x.grad.tolist() == [3]

@@ -400,3 +400,88 @@ def test_what_is_a_copy_and_what_is_not() -> None:
 
 def test_a_thousand_values_are_shown() -> None:
     assert len(repr(xt.zeros(1000))) > 1000 > len(repr(xt.zeros(1001)))
+
+
+# ---- names, entries, devices, dtypes
+
+
+class _Foreign:
+    """A tensor of another library, by what it can do."""
+
+    def __dlpack__(self, **options):
+        raise RuntimeError("never asked for")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: _C.permute(x, [0, None]), TypeError, r"permute: argument 'dims' must be an int or a tuple of ints, got None as entry 1"),
+        (lambda x: _C.cat([x, 3], 0), TypeError, r"cat: argument 'tensors' must be a list or tuple of Tensors, got int as entry 1"),
+        (lambda x: x.sum(xt.tensor(True)), TypeError, r"sum: argument 'dim' must be .*, got xtrain.Tensor"),
+        (lambda x: _C.gelu(x, "\ud800"), ValueError, r"gelu: argument 'approximate' must be text without lone surrogates, got '\\ud800'"),
+        (lambda x: _C.full((2,), xt.ones(1)), TypeError, r"full: argument 'value' must be a number, got xtrain.Tensor"),
+        (lambda x: _C.rms_norm(x, None, np.ones(1)), TypeError, r"rms_norm: argument 'eps' must be a float, got numpy.ndarray"),
+        (lambda x: _C.full((2,), np.ones(3)), TypeError, r"full: argument 'value' must be a number, got numpy.ndarray"),
+        (lambda x: _C.full((2,), _Foreign()), TypeError, rf"full: argument 'value' must be a number, got {__name__}._Foreign"),
+        (lambda x: _C.exp(_Foreign()), TypeError, rf"exp: argument 'input' must be a Tensor, got {__name__}._Foreign \(use xt.from_dlpack\)"),
+        (lambda x: _C.exp(np.ones(3)), TypeError, r"exp: argument 'input' must be a Tensor, got numpy.ndarray \(use xt.from_numpy\)"),
+        (lambda x: xt.dtype(name="float32"), TypeError, r"dtype: takes one positional argument, a dtype or its name"),
+        (lambda x: xt.device("cuda", -1), ValueError, r"device: argument 'index' must be in \[0, 255\], got -1"),
+        (lambda x: xt.device("cuda", 256), ValueError, r"device: argument 'index' must be in \[0, 255\], got 256"),
+        (lambda x: xt.device("meta", 2), ValueError, r"device: argument 'index' must be in \[0, 1\], got 2"),
+        (lambda x: xt.device("cuda", "1"), TypeError, r"device: argument 'index' must be an int or None, got str"),
+        (lambda x: xt.device("cpu:1"), ValueError, r"device: argument 'type' must be 'cpu', 'cuda', .*, got 'cpu:1'"),
+        (lambda x: xt.device("cuda:0000"), ValueError, r"device: argument 'type' must be 'cpu', 'cuda', .*, got 'cuda:0000'"),
+        (lambda x: xt.device("cuda:256"), ValueError, r"device: argument 'type' must be 'cpu', 'cuda', .*, got 'cuda:256'"),
+        (lambda x: _C.cuda_info("meta"), ValueError, r"argument 'device' must be a CUDA device, got meta:0"),
+        (lambda x: _C.cuda_stream("cpu"), ValueError, r"argument 'device' must be a CUDA device, got cpu"),
+        (lambda x: x.cuda("meta"), ValueError, r"cuda: argument 'device' must be a CUDA device, got meta:0"),
+        (lambda x: x.to("cpu", device="cpu"), TypeError, r"to: device was given twice"),
+        (lambda x: x.to("float32", dtype="float32"), TypeError, r"to: dtype was given twice"),
+        (lambda x: x[:: -(2**70)], ValueError, r"slice: step must be at least 1 \(reversing is not supported\), got -\d+"),
+    ],
+)  # fmt: skip
+def test_a_sentence_names_the_argument_and_what_was_given(call, error, words: str) -> None:
+    with pytest.raises(error, match=f"^{words}$"):
+        call(xt.ones(2, 3))
+
+
+def test_a_name_that_was_made_at_run_time_is_a_name() -> None:
+    x = xt.tensor([[1.0, 2.0]])
+    assert _C.softmax(x, **{"".join(("d", "im")): 0}).tolist() == [[1, 1]]
+
+
+def test_dims_apart_and_in_one_tuple() -> None:
+    """As many as a tensor can have."""
+    for shape in ((3,), (3, 1), (1,) * 7 + (3,)):
+        assert xt.ones(3).reshape(*shape).shape == xt.ones(3).reshape(shape).shape == shape
+
+
+def test_the_numbers_of_devices() -> None:
+    for text, name, index in (("cpu", "cpu", None), ("cpu:0", "cpu", None), ("cuda", "cuda", 0), ("cuda:255", "cuda", 255), ("meta", "meta", 0), ("meta:1", "meta", 1)):  # fmt: skip
+        device = xt.device(text)
+        assert (device.type, device.index) == (name, index)
+        assert device == xt.device(name, index) and (device != xt.device(name, index)) is False
+        assert copy.deepcopy(device) == device
+    assert xt.device("cuda", 255) == xt.device("cuda:255") != xt.device("cuda:254")
+
+
+def test_a_hook_sees_arguments_as_they_were_given() -> None:
+    seen: list = []
+    before = _C.set_call_hook(lambda op, arguments, outputs: seen.append(arguments))
+    try:
+        x = _C.full((3, 2), 1.0, "float32", "meta")
+        _C.split(x, (3,), 0), _C.split(x, 3, 0), _C.rms_norm(xt.ones(1, 2), None, 0.5)
+    finally:
+        _C.set_call_hook(before)
+    made, parts, pieces, *_, norm = seen
+    assert made["device"] == xt.device("meta") and norm["eps"] == 0.5
+    sizes = [
+        [value for value in arguments.values() if not isinstance(value, xt.Tensor)] for arguments in (parts, pieces)
+    ]
+    assert sizes == [[(3,), 0], [3, 0]]
+
+
+def test_what_an_op_says_of_itself() -> None:
+    for op, differentiable, method in ((_C.exp, True, True), (_C.argmax, False, True), (_C.full, False, False), (_C.cat, True, False), (_C.set_num_threads, False, False)):  # fmt: skip
+        assert (op.differentiable, op.is_method) == (differentiable, method), op

@@ -65,6 +65,55 @@ def test_what_explains_a_selection_is_checked() -> None:
         _C.explain_chunk((8, 16, 32), "int64")
 
 
+def test_layouts_and_heads_of_an_explanation() -> None:
+    for layout in ("n", "nnn", ""):
+        with pytest.raises(ValueError, match=f"^explain_gemm: layout must be nn, nt, tn or tt, got '{layout}'$"):
+            _C.explain_gemm((5, 3, 40), layout=layout)
+    with pytest.raises(ValueError, match="^explain_attention: heads must be a multiple of kv heads, got 6 and 0$"):
+        _C.explain_attention((1, 6, 0, 8, 8, 16))
+    assert _C.explain_attention((1, 0, 0, 8, 8, 16))
+
+
+def test_states_of_the_generator_are_pairs() -> None:
+    before = _C.get_rng_state()
+    for bad in ((1,), (1, 2, 3), 5, "12"):
+        with pytest.raises(TypeError, match=r"^set_rng_state: argument 'state' must be a pair \(seed, stream\), got "):
+            _C.set_rng_state(bad)
+    assert _C.get_rng_state() == before
+
+
+def test_no_default_device_is_the_cpu() -> None:
+    _C.set_default_device("meta")
+    try:
+        assert xt.ones(2).device == xt.device("meta")
+    finally:
+        _C.set_default_device(None)
+    assert _C.get_default_device() == xt.device("cpu") == xt.ones(2).device
+
+
+def test_times_and_statuses_at_their_limits() -> None:
+    _C.pulse_start([], 0.001)
+    _C.pulse_stop()
+    _C.pulse_start([], 3600.0)
+    _C.pulse_stop()
+    for seconds in (0.0009, 3601.0, float("nan")):
+        with pytest.raises(ValueError, match=r"^pulse_start: seconds must be in \[0\.001, 3600\]$"):
+            _C.pulse_start([], seconds)
+    for seconds, status, words in (
+        (-1.0, 0, r"seconds must be in \[0, 1e6\]"),
+        (1e7, 0, r"seconds must be in \[0, 1e6\]"),
+        (1000.0, 256, r"status must be in \[0, 255\], got 256"),
+        (1000.0, -1, r"status must be in \[0, 255\], got -1"),
+    ):
+        try:
+            with pytest.raises(ValueError, match=f"^end_after: {words}$"):
+                _C.end_after(seconds, status)
+        finally:
+            _C.call_off_end()
+    _C.end_after(1000.0, 255)
+    _C.call_off_end()
+
+
 def test_what_compare_refuses() -> None:
     x = xt.ones(3)
     for other, rtol, atol, error, words in (

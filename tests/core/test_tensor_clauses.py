@@ -259,3 +259,51 @@ def test_words_for_the_precision_of_products() -> None:
         assert xt.get_float32_matmul_precision() == seen
     with pytest.raises(ValueError, match="precision must be 'highest', 'high' or 'medium', got 'low'"):
         xt.set_float32_matmul_precision("low")
+
+
+def test_dimensions_reversed() -> None:
+    x = xt.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
+    assert x.T.shape == (7, 5, 3, 2) and np.array_equal(x.T.numpy(), x.numpy().T)
+
+
+def test_a_gradient_can_be_deleted() -> None:
+    x = xt.ones(2).requires_grad_()
+    x.grad = xt.ones(2)
+    del x.grad
+    assert x.grad is None
+
+
+def test_a_part_is_a_record_of_its_own() -> None:
+    """Also where it is all of a tensor."""
+    for x in (xt.tensor(1.0), xt.ones(2)):
+        for part in (x[...], x[()]):
+            part.requires_grad_()
+            assert part.data_ptr() == x.data_ptr() and not x.requires_grad
+
+
+def test_a_value_that_requires_a_gradient_is_written_where_nothing_is_recorded() -> None:
+    x, value = xt.zeros(2), xt.ones(1).requires_grad_()
+    with pytest.raises(RuntimeError, match="^setitem: a value that requires a gradient cannot be recorded in place"):
+        x[0] = value[0]
+    with xt.no_grad():
+        x[0] = value[0]
+    assert x.tolist() == [1, 0]
+
+
+def test_a_tensor_formats_like_its_number_where_a_format_is_given() -> None:
+    x = xt.tensor(1.5)
+    assert (f"{x}", f"{x:.3f}") == (repr(x), "1.500")
+    with pytest.raises(TypeError):
+        f"{xt.ones(2):.3f}"
+
+
+def test_to_the_device_and_dtype_of_another() -> None:
+    like = xt.ones(2, dtype=xt.int64, device="meta")
+    moved = xt.ones(3).to(like)
+    assert (moved.dtype, moved.device) == (xt.int64, xt.device("meta"))
+
+
+def test_statistics_without_a_finite_element() -> None:
+    for values, nans, infinite in (([], 0, 0), ([float("nan"), float("inf"), float("-inf")], 1, 2)):
+        low, high, mean, *counts = _C.stats(xt.tensor(values, dtype=xt.float32))
+        assert np.isnan([low, high, mean]).all() and counts == [nans, infinite]

@@ -349,3 +349,163 @@ def test_a_new_entry_is_checked_without_further_work(monkeypatch, capsys) -> Non
     finally:
         del TABLE[count:]
     assert array(_C.full((1,), 2.0, _C.float32))[0] == 2.0 and T is TypeError
+
+
+# ---- what a row says --------------------------------------------------------------------------------------------------------------------
+
+
+def entry_of(name: str, *shapes: tuple[int, ...], **changed):
+    """The table's entry of an op with one case a shape, changed."""
+    entry = next(e for e in TABLE if e.op == name and not e.variant)
+    return replace(entry, cases=tuple(optable.table.case(optable.table.N(*shape)) for shape in shapes), **changed)
+
+
+def test_the_worst_case_is_that_of_the_largest_error(monkeypatch) -> None:
+    """Of the forward and of the backward, over all cases and variants; a case that is right never replaces it."""
+    row = check.Row("exp", "float32", None)
+    for kind, where, ratio in (
+        ("forward", "a", 2.0),
+        ("backward", "b", 5.0),
+        ("forward", "c", 3.0),
+        ("backward", "d", 0.5),
+    ):
+        row.add(kind, where, ratio, "")
+    assert (row.forward, row.backward, row.worst_case) == (3.0, 5.0, "b")
+    rows = [
+        check.Row("exp", "float32", None, 2, 0.5, 0.25, "small", 1.0, ["x"]),
+        check.Row("exp", "float32", None, 3, 0.75, 0.125, "large", 2.0, ["y"]),
+        check.Row("exp", "float32", None, 4, 0.25, None, "none", 4.0),
+        check.Row("exp", "float16", None, 5, 9.0, None, "other", 8.0),
+    ]
+    one, other = check.merge(rows)
+    assert (one.cases, one.forward, one.backward, one.worst_case) == (9, 0.75, 0.25, "large")
+    assert (one.milliseconds, one.problems, other.cases, other.worst_case) == (7.0, ["x", "y"], 5, "other")
+
+
+def test_a_row_shows_so_much_of_a_long_case() -> None:
+    for length in (check.WORST - 1, check.WORST, check.WORST + 1, 3 * check.WORST):
+        text = check.cells(check.Row("exp", "float32", None, worst_case="x" * length))[6]
+        assert len(text) == min(length, check.WORST) and text.endswith("...") is (length > check.WORST)
+
+
+def test_a_problem_says_how_many_more() -> None:
+    rows = [
+        check.Row("exp", "float32", "b", problems=["one", "two", "three"]),
+        check.Row("add", "bool", None, problems=["x"]),
+    ]
+    assert check.problems_of([*rows, check.Row("mul", "bool", None)]) == [
+        "exp float32 b: one (and 2 more)",
+        "add bool: x",
+    ]
+
+
+def test_the_record_and_the_last_line_count_what_was_found(monkeypatch, capsys, tmp_path) -> None:
+    """An error that cannot be measured is "inf" there, and no missing number, which would be right."""
+    monkeypatch.setattr(check, "TABLE", [entry_of("exp", (3,), (4,), call=raising(None))])
+    assert run("--op", "exp", "--dtype", "float32,float64", "--json", str(tmp_path / "x.json")) == 1
+    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert [(row["forward"], row["cases"]) for row in rows] == [("inf", 2), ("inf", 2)]
+    assert "1 ops and kernels, 4 cases on cpu in " in capsys.readouterr().out
+
+
+def test_the_kernels_that_are_no_op_are_checked_too(monkeypatch, capsys) -> None:
+    def missing(device):
+        raise NotImplementedError("no such kernel")
+
+    monkeypatch.setattr(check, "TABLE", [entry_of("exp", (3,))])
+    monkeypatch.setattr(check, "uncovered", lambda device, ops: [])
+    monkeypatch.setattr(
+        check, "OTHER_KERNELS", {"stats": ("test_stats", missing), "fill": ("test_fill", lambda device: "")}
+    )
+    assert run("--dtype", "float32") == 1
+    text = capsys.readouterr().out
+    assert (
+        "wrong: (stats) all: forward, stats: raised NotImplementedError: no such kernel\n" in text
+        and "| (fill) " in text
+    )
+
+
+def test_what_a_backward_may_not_do(monkeypatch, capsys) -> None:
+    """Raise, in every format or in one; give no gradient, or one of another dtype, or one that is not finite."""
+
+    def through(backward):
+        class Through(xt.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, dy):
+                return backward(dy)
+
+        return lambda call: lambda x: Through.apply(call(x))
+
+    def raises(dtype):
+        def backward(dy):
+            if dtype in (None, dy.dtype.name):
+                raise RuntimeError("the kernel is on fire")
+            return dy
+
+        return backward
+
+    for backward, dtype, words in (
+        (raises(None), "float64", "backward, 3: raised RuntimeError: the kernel is on fire"),
+        (raises(None), "bfloat16", "backward, 3: raised RuntimeError: the kernel is on fire"),
+        (raises("bfloat16"), "bfloat16", "backward, 3: raised RuntimeError: the kernel is on fire"),
+        (lambda dy: None, "float64", "gradient of input 0: missing, of another shape, or not finite"),
+        (lambda dy: dy * float("inf"), "float64", "gradient of input 0: missing, of another shape, or not finite"),
+        (
+            lambda dy: None if dy.dtype is xt.float16 else dy,
+            "float16",
+            "backward, 3: input 0 got no gradient in float16",
+        ),
+    ):
+        entry = entry_of("exp", (3,))
+        monkeypatch.setattr(check, "TABLE", [replace(entry, call=through(backward)(entry.call))])
+        assert run("--op", "exp", "--dtype", dtype) == 1
+        assert f"wrong: exp {dtype}: " in (text := capsys.readouterr().out) and words in text
+
+
+def test_a_gradient_of_another_dtype_is_wrong(monkeypatch, capsys) -> None:
+    right = check.gradients
+
+    def wide(entry, c, arrays, dtype, dys, device):
+        outs, grads = right(entry, c, arrays, dtype, dys, device)
+        return outs, [g.to(xt.float64) for g in grads]
+
+    monkeypatch.setattr(check, "TABLE", [entry_of("exp", (3,))])
+    monkeypatch.setattr(check, "gradients", wide)
+    assert run("--op", "exp", "--dtype", "float32") == 1
+    assert "input 0 got no gradient in float32" in capsys.readouterr().out
+
+
+def test_what_a_result_may_not_be(monkeypatch, capsys) -> None:
+    """Of another dtype, one of more than there should be, or another whole number."""
+    for name, dtype, wrong, words in (
+        ("exp", "float32", lambda x: _C.exp(x.to(xt.float64)), "result 0 has dtype float64, expected float32"),
+        ("exp", "float32", lambda x: [_C.exp(x), x], "2 results, expected 1"),
+        ("neg", "int32", lambda x: _C.neg(x) + 1, "result 0 is not equal"),
+        ("neg", "int32", lambda x: _C.neg(x).reshape(1, 3), "result 0 is not equal"),
+    ):
+        monkeypatch.setattr(
+            check, "TABLE", [entry_of(name, (3,), call=wrong, dtypes=(dtype,), nondiff=dtype == "int32")]
+        )
+        assert run("--op", name, "--dtype", dtype) == 1
+        assert words in capsys.readouterr().out
+
+
+def test_gradients_are_compared_with_those_of_the_plainest_backend(monkeypatch) -> None:
+    """One that only the others get wrong is not what they are compared with."""
+    seen, right = [], _C.matmul
+
+    def spy(a, b, **options):
+        seen.append((a.dtype.name, _C.use_gemm_backend(None)))
+        _C.use_gemm_backend(seen[-1][1])
+        return right(a, b, **options)
+
+    entry = next(e for e in TABLE if e.op == "matmul" and not e.variant)
+    entry = replace(entry, cases=entry.cases[:1], call=spy)
+    monkeypatch.setattr(check, "TABLE", [entry])
+    assert run("--op", "matmul", "--dtype", "float32") == 0
+    assert {backend for dtype, backend in seen if dtype == "float64"} == {"naive"}
+    assert {backend for dtype, backend in seen if dtype == "float32"} == set(xt.gemm_backends())

@@ -104,12 +104,14 @@ class Checker:
             row.cases += 1
             begun = time.perf_counter()
             with judge.using(entry, row.backend):
+                kind = "forward"
                 try:
                     self.forward(c, dtype, arrays, refs, tolerances, row, where)
                     if shared is not None:
+                        kind = "backward"
                         self.backward(c, dtype, arrays, shared, row, where)
                 except Exception as error:
-                    row.add("forward", where, np.inf, raised(error))
+                    row.add(kind, where, np.inf, raised(error))
             row.milliseconds += (time.perf_counter() - begun) * 1e3
 
     def forward(

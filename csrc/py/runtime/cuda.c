@@ -5,7 +5,7 @@
 const XtAccelerator *py_accelerator(XtDevice device) {
     const XtBackend *backend;
     if (device.type != XT_CUDA) {
-        PyErr_SetString(PyExc_ValueError, "argument 'device' must be a CUDA device, got cpu");
+        PyErr_Format(PyExc_ValueError, "argument 'device' must be a CUDA device, got %s", xt_device_name(device));
         return NULL;
     }
     XtStatus status = xt_backend_for(device, &backend);

@@ -127,8 +127,7 @@ static PyObject *run_cpu(PyBound *bound) {
 static PyObject *run_cuda(PyBound *bound) {
     XtDevice device = bound->arg[1].given ? bound->arg[1].device : (XtDevice){.type = XT_CUDA};
     if (device.type == XT_CUDA) return moved(bound->object[0], self_of(bound)->dtype, device, false);
-    PyErr_SetString(PyExc_ValueError, "cuda: argument 'device' must be a CUDA device, got cpu");
-    return NULL;
+    return PyErr_Format(PyExc_ValueError, "cuda: argument 'device' must be a CUDA device, got %s", xt_device_name(device));
 }
 
 /* ---- copies of the object -------------------------------------------------------------------------------------------- */
