@@ -491,3 +491,13 @@ def test_dx_where_large_rows_of_phi_meet_no_gradient(dtype: str) -> None:
     d = [0 * dh_in, 0 * dh_post, dh_res * 2.0**79]
     _C.backward(list(outs), [tensor(b, o.dtype.name) for b, o in zip(d, outs)], False)
     assert np.isfinite(array(outs[2])).all() and not array(x.grad).any()
+
+
+@pytest.mark.parametrize("name", ["norm_eps", "hc_eps"])
+def test_an_eps_is_in_0_to_1(name) -> None:
+    x, phi, alpha, bias = xt.randn(3, 2, 4), xt.randn(8, 8), xt.ones(3), xt.zeros(8)
+    for eps in (0.0, 1.0):
+        assert np.isfinite(_C.mhc_pre(x, phi, alpha, bias, **{name: eps})[0].numpy()).all()
+    for eps in (-1e-9, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=rf"^mhc_pre: {name} must be in \[0, 1\], got "):
+            _C.mhc_pre(x, phi, alpha, bias, **{name: eps})

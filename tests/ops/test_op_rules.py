@@ -287,3 +287,27 @@ def test_quotients_and_remainders_of_zero_have_a_sign(dtype: type) -> None:
         (xt.remainder(xt.tensor(a), xt.tensor(b)), np.remainder(a, b)),
     ):
         assert got.cpu().numpy().tobytes() == want.tobytes()
+
+
+def test_a_dim_that_is_squeezed_has_size_1() -> None:
+    x = xt.ones(1, 2, 1)
+    for dim, shape in ((0, (2, 1)), (1, (1, 2, 1)), (-1, (1, 2)), (None, (2,))):
+        assert (x.squeeze() if dim is None else x.squeeze(dim)).shape == shape
+
+
+def test_the_named_product_computes_the_gradients_too() -> None:
+    """Its sums have an order of their own, which bits show."""
+
+    def gradients(of: str | None, in_use: str | None) -> list[bytes]:
+        xt.manual_seed(1)
+        a, b = xt.randn(33, 257).requires_grad_(), xt.randn(257, 65).requires_grad_()
+        before = _C.use_gemm_backend(in_use)
+        try:
+            y = _C.matmul(a, b, backend=of)
+            y.backward(xt.randn(33, 65))
+        finally:
+            _C.use_gemm_backend(before)
+        return [x.numpy().tobytes() for x in (a.grad, b.grad)]
+
+    assert gradients("naive", None) == gradients(None, "naive")
+    assert all(a != b for a, b in zip(gradients("naive", None), gradients(None, None), strict=True))

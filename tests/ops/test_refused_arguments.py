@@ -10,6 +10,7 @@ import pytest
 
 import xtrain as xt
 import xtrain.functional as F
+from xtrain import _C
 
 X = xt.ones((3, 4), device="cpu")
 ONE = xt.tensor(1.0, device="cpu")
@@ -19,6 +20,11 @@ MASK = xt.zeros((4, 4), device="cpu")
 
 def put(index: object) -> None:
     xt.zeros((3, 4), device="cpu")[index] = 1.0  # pyright: ignore[reportArgumentType]
+
+
+def mhc_post(**changed: xt.Tensor) -> xt.Tensor:
+    bfloat16 = {"x": xt.ones((3, 2, 4), dtype=xt.bfloat16), "y": xt.ones((3, 4), dtype=xt.bfloat16)}
+    return _C.mhc_post(**{**bfloat16, "h_post": xt.ones(3, 2), "h_res": xt.ones(3, 2, 2), **changed})
 
 
 REFUSED: list[tuple[Callable, type[Exception], str]] = [
@@ -45,6 +51,23 @@ REFUSED: list[tuple[Callable, type[Exception], str]] = [
     (lambda: ONE.topk(1, -2), IndexError, "topk: dim must be in [-1, 0], got -2"),
     (lambda: ONE.sort(1), IndexError, "sort: dim must be in [-1, 0], got 1"),
     (lambda: X.argsort(None), TypeError, "argsort: dim must be an int, got NoneType"),
+    (lambda: xt.ones(2, 3) @ xt.ones(2), ValueError, "matmul: the last dim of input must equal the only dim of other, got shapes (2, 3) and (2,)"),
+    (
+        lambda: xt.ones(2, 3) @ xt.ones(2, 4), ValueError,
+        "matmul: the last dim of input must equal the second last dim of other, got shapes (2, 3) and (2, 4)",
+    ),
+    (
+        lambda: F.linear(xt.ones(2, 5), xt.ones(7, 3)), ValueError,
+        "linear: the last dim of input must be 3, as that of weight (7, 3) is, got shape (2, 5)",
+    ),
+    (lambda: ONE.select(0, 0), IndexError, "select: input must have at least one dimension, got a scalar"),
+    (lambda: X.select(0, 3), IndexError, "select: index must be in [-3, 3) for dimension 0, got 3"),
+    (lambda: xt.arange(0, 2, dtype=xt.bool), TypeError, "arange: dtype must be a number type, got bool"),
+    (lambda: xt.arange(0.0, -0.5, 1.0), ValueError, "arange: step must lead from start to end, got start 0, end -0.5, step 1"),
+    (lambda: _C.normal((2,), key=(1, 2, 3)), ValueError, "normal: key must be a seed and the number of a fill, got 3 numbers"),
+    (lambda: _C.uniform((2,), key=(1,)), ValueError, "uniform: key must be a seed and the number of a fill, got 1 numbers"),
+    (lambda: mhc_post(h_post=xt.ones((3, 2), dtype=xt.bfloat16)), TypeError, "mhc_post: h_post must have dtype float32, got bfloat16"),
+    (lambda: mhc_post(h_res=xt.ones((3, 2, 2), device="meta")), ValueError, "mhc_post: h_res must be on the device of x, cpu, got meta:0"),
     (
         lambda: F.scaled_dot_product_attention(Q, Q.bfloat16(), Q, MASK), TypeError,
         "scaled_dot_product_attention: key must have the dtype of query, float32, got bfloat16",
