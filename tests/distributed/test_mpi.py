@@ -264,6 +264,7 @@ def test_names_that_differ_are_heard_by_all(fake):
     theirs = [mpi._HEAD.pack(7, 5, b"another digest!!"), b"theirs".ljust(512, b"\0")]
 
     def gather(mine, into):
+        assert len(into) == 2 * len(mine)
         into[:] = theirs[len(asked)] + bytes(mine)
         asked.append(bytes(mine))
 
