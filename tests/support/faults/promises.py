@@ -249,4 +249,5 @@ FAULTS = [
     Fault("divergence: torch reference", "xtrain/testing/divergence.py", "if is_torch_module(reference) and reference_run is None:", "if False:", "reference_run for PyTorch", "tests/testing/test_divergence_clauses.py::test_a_module_of_pytorch_needs_a_run_of_its_own"),
     Fault("divergence: isolated counted", "xtrain/testing/divergence.py", "isolated = sum(not math.isnan(c.own) for c in self.comparisons)", "isolated = len(self.comparisons)", "so many results in isolation", "tests/testing/test_divergence_clauses.py::test_the_verdict_on_two_wrong_ops"),
     Fault("divergence: gradients none", "xtrain/testing/divergence.py", "row.own, row.detail = math.inf,", "row.own, row.detail = math.nan,", "no gradient where there should be one is wrong", "tests/testing/test_divergence_clauses.py::test_a_gradient_that_one_run_lacks_is_wrong"),
+    Fault("check: a backward called a forward", "xtrain/bench/check.py", "                        kind = \"backward\"\n", "", "the pass that raises is named", "tests/testing/test_check.py::test_what_a_backward_may_not_do"),
 ]  # fmt: skip
