@@ -339,7 +339,7 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         (("gemm", "--sizes", "4:nx"), "4:nx"),
         (("gemm", "--dtypes", "int8"), "int8"),
         (("gemm", "--dtypes", "tf32"), "tf32"),
-        (("gemm", "--backends", "magic"), "few, bf16, blas, tiled, naive"),
+        (("gemm", "--backends", "magic"), "few, amx, bf16, blas, tiled, naive"),
         (("gemm", "--device", "cuda:99"), "--device cuda:99: "),
         (("gemm", "--device", "tpu"), "tpu"),
         (("gemm", "--threads", "-1"), "-1"),
