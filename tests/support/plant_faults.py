@@ -59,6 +59,7 @@ NO_WARNINGS = "".join(
         "unused-value",
         "empty-body",
         "sizeof-pointer-memaccess",
+        "switch",
     )
 )
 CAUGHT, SURVIVED, HUNG, UNBUILT, UNRUN = "caught", "SURVIVED", "HUNG", "DID NOT BUILD", "TESTS DID NOT RUN"
