@@ -30,6 +30,7 @@ from xtrain import cli
 from xtrain.bench import frame
 frame.BURST, frame.TURNS, frame.PAUSE = 1e-5, 3, 0.0  # these tests are not about speed
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # Python takes a file of byte code that the limit has cut for a whole one, then and later
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 sys.exit(cli.main(sys.argv[2:]))
 """
@@ -117,6 +118,18 @@ except PermissionError as error:
 def test_a_report_on_a_full_disk(tmp_path, words) -> None:
     assert_one_line(limited(100, *words, cwd=tmp_path), "x.json: File too large")
     assert not names(tmp_path)
+
+
+@needs_limits
+def test_the_limit_cuts_no_byte_code(tmp_path) -> None:
+    cache = tmp_path / "cache"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    words = ("bench", "gemm", "--sizes", "8", "--json", "x.json")
+    assert_one_line(
+        limited(100, *words, cwd=tmp_path, env=environment | {"PYTHONPYCACHEPREFIX": str(cache)}), "File too"
+    )
+    sizes = [path.stat().st_size for path in cache.rglob("*.pyc")]
+    assert sizes and min(sizes) > 100
 
 
 @needs_limits

@@ -413,13 +413,14 @@ def test_a_full_disk_loses_nothing(trainer, monkeypatch, number: int, when) -> N
 def test_a_really_full_disk(trainer) -> None:
     """The system refuses the write itself (a file size limit stands in for a full disk)."""
     code = f"""
-import resource, signal
+import resource, signal, sys
 import xtrain as xt
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain import saving
 from xtrain.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 m = Qwen3(Qwen3Config(**{CONFIG!r}))
+sys.dont_write_bytecode = True  # byte code that the limit has cut would be read later
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     saving.save_checkpoint({str(trainer.directory / "checkpoint-00000009")!r}, m)
