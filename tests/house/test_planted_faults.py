@@ -137,7 +137,8 @@ def test_a_fault_of_each_room_is_caught(tmp_path) -> None:
         "tests/nn/test_optim.py::test_clip",
     )
     rooms = [importlib.import_module(f"faults.{room}").FAULTS for room in ROOMS]
-    faults = [*(next(fault for fault in room if not fault.gpu) for room in rooms), nothing]
+    firsts = (next((fault for fault in room if not fault.gpu), None) for room in rooms)  # a room may be all of cuda/
+    faults = [*filter(None, firsts), nothing]
     record = tmp_path / "record"
     verdicts = plant_faults.plant(
         faults, min(4, os.cpu_count() or 1), tmp_path, check_first=False, show=lambda text: None, record=record
