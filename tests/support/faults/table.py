@@ -14,7 +14,7 @@ CLAUSES = "tests/ops/test_clauses.py::"
 # In this order, which is that of the rooms; a file each beside this one.
 ROOMS = (
     "kernels", "layers", "ops", "tape", "core", "binding", "saving", "data", "training", "optim", "modules", "models", "clauses",
-    "promises", "edges", "tensors", "tuning", "runtime",
+    "promises", "edges", "tensors", "tuning", "runtime", "gpu",
 )  # fmt: skip
 
 
