@@ -176,6 +176,20 @@ def test_the_new_state_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize("channels", [8, 3])
+def test_sums_behind_the_last_row_have_no_slope(channels: int) -> None:
+    """There the last row meets a weight that makes it infinite, and 0 times that slope would be NaN."""
+    x, dy = xt.zeros(1, 40, channels), xt.ones(1, 40, channels)
+    x[0, 39] = 1e38
+    x.requires_grad_()
+    w = xt.tensor([[4.0, 4.0, 4.0, 1.0]] * channels, requires_grad=True)
+    F.causal_conv1d(x, w, None, "silu").backward(dy)
+    slope = np.array([0.5] * 39 + [1.0])  # of silu at 0 and far out
+    want = [sum(t * s for t, s in zip((1.0, 4.0, 4.0, 4.0), slope[i:])) for i in range(40)]
+    assert np.allclose(array(x.grad)[0], np.array(want)[:, None], rtol=1e-6)
+    assert np.allclose(array(w.grad), [[0.0, 0.0, 0.0, 1e38]] * channels, rtol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [8, 3])
 def test_a_value_that_is_not_finite_reaches_its_taps_and_no_further(channels: int) -> None:
     x = normal(1, 80, channels)
     x[0, 63, 1] = float("inf")

@@ -100,6 +100,7 @@ def test_data_is_queued_without_waiting() -> None:
     work = spent(lambda: [xt.from_numpy(host).to("cuda") for _ in range(8)])  # 16 of the 64 pieces
     assert (work["from_host"], work["to_host"], work["synchronizations"]) == (8, 0, 0)
     big = np.random.default_rng(1).standard_normal(9_000_001).astype(np.float32)  # more than the ring of pinned pieces
+    xt.matmul(*[xt.rand(6000, 6000, device="cuda")] * 2, backend="naive")  # behind which all of the ring is in flight
     assert np.array_equal(xt.from_numpy(big).to("cuda").cpu().numpy(), big)
     assert np.array_equal(x.cpu().numpy(), host)
 
@@ -272,18 +273,22 @@ def test_an_index_out_of_range_is_raised_at_the_next_wait(wait) -> None:
 
 
 def test_out_of_memory_says_what_is_asked_and_held_and_the_next_one_works() -> None:
-    held = xt.ones(1 << 20, device="cuda")
+    held, before = xt.ones(1 << 20, device="cuda"), xt.cuda.counters()["synchronizations"]
     with pytest.raises(
         xt.OutOfMemoryError, match=r"out of memory on cuda:0: \d+\.\d+ MiB asked, \d+\.\d+ MiB held by \d+"
     ):
         xt.empty(1 << 40, device="cuda")
+    assert xt.cuda.counters()["synchronizations"] > before, "it waited for what was on its way back"
     assert xt.empty(1 << 20, device="cuda").shape == (1 << 20,)
     assert held.sum().item() == 1 << 20
 
 
 def test_memory_is_counted_and_given_back() -> None:
+    held = xt.empty(1 << 20, device="cuda")
     before = xt.cuda.memory_allocated()
     xt.cuda.reset_peak_memory_stats()
+    found = _C.cuda_counters(xt.device("cuda"))
+    assert found["pool_peak"] == found["pool_used"] >= held.nbytes
     t = xt.empty(1 << 22, device="cuda")
     assert xt.cuda.memory_allocated() - before == 1 << 24
     del t

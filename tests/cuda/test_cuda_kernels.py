@@ -8,6 +8,7 @@ import pytest
 
 import xtrain as xt
 import xtrain.functional as F
+from xtrain import _C
 from xtrain.optable.table import array
 
 pytestmark = [
@@ -70,6 +71,18 @@ def test_long_sums_do_not_depend_on_the_layout() -> None:
     assert abs(whole.sum().item() - x.sum(dtype=np.float64)) <= 1e-2
     columns = xt.tensor(x[: 20000 * 264].reshape(20000, 264), device="cuda")
     assert np.array_equal(array(columns.sum(0)), array(columns.transpose(0, 1).contiguous().sum(1)))
+    # Twenty segments of float64, which shows every order of additions.
+    exact = xt.tensor(rng.standard_normal((20000, 64)), device="cuda")
+    assert np.array_equal(array(exact.sum(0)), array(exact.transpose(0, 1).contiguous().sum(1)))
+
+
+def test_offsets_beyond_2_gib() -> None:
+    """Of the second half of a loop that is cut in two, and of the last pieces of a copy."""
+    x = xt.full((2**30 + 64,), 3.0, device="cuda")
+    y = x + x
+    assert y.amin().item() == y.amax().item() == 6.0 and x.amin().item() == x.amax().item() == 3.0
+    _C.foreach_copy_([y], [x])
+    assert y.amin().item() == y.amax().item() == 3.0
 
 
 @pytest.mark.parametrize("cols", [3, 200, 3000, 20000, 100_000])

@@ -142,6 +142,9 @@ def hopper() -> bool:
         ((1024, 50257, 768), "bfloat16", {"layout": "nt"}, "cublas"),
         ((0, 4, 4), "float32", {}, "cublas"),
         ((4, 2**31, 4), "float32", {}, "tiled"),
+        # a vector beside a matrix of more than 2^31 elements
+        ((1, 50264, 65536), "bfloat16", {}, "tiled"),
+        ((65536, 1, 50264), "float32", {}, "tiled"),
         ((4, 4, 4), "float32", {"ld": (2**31, 4, 4)}, "tiled"),
         # two batch dims that are no even row of matrices: lists of pointers, aligned to 16 bytes where matrix units need it
         ((64, 64, 64), "bfloat16", {"batch": (2, 3), "strides": (4096, 8192, 4096, 8192, 4096, 8192)}, "cublas"),

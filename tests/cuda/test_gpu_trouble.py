@@ -90,6 +90,22 @@ del x
     assert done.stdout == "True\n" * 5 + "[0, 2, 4, 6, 8] 27.0\n"
 
 
+def test_what_was_queued_last_comes_first() -> None:
+    code = f"""{BREAK}
+import xtrain as xt
+kept = [xt.zeros(3, device="cuda") for _ in range(20)]
+last = xt.arange(5, device="cuda")
+break_device("illegal address")
+try:
+    xt.cuda.synchronize()
+except xt.CudaError as error:
+    print(str(error).split("queued last (newest first): ")[1].split(", ")[0])
+"""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # choosing among devices would say less
+    done = python("-c", code, env={**os.environ, "CUDA_VISIBLE_DEVICES": first})
+    assert done.stdout == "arange(5)\n", done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("how", WAYS)
 def test_a_run_on_a_broken_device_ends_with_its_checkpoint(tmp_path, how: str, graph: bool) -> None:

@@ -40,12 +40,22 @@ def test_more_parts_than_one_call_takes():
     )
 
 
+@pytest.mark.parametrize("size", [700, 8192 + 5])  # the second has a whole block
 @pytest.mark.parametrize("narrow", [xt.bfloat16, xt.float16])
-def test_parts_of_16_bits_beside_sums(narrow):
+def test_parts_of_16_bits_beside_sums(narrow, size):
     """They are converted exactly: a leaf's gradient is added to a float32 node."""
-    parts = [xt.tensor(row) for row in wide(5)]
+    parts = [xt.tensor(row) for row in wide(5, size)]
     mixed = [part.to(narrow) if i % 2 else part for i, part in enumerate(parts)]
     assert summed(mixed) == tree([part.float().cpu().numpy() for part in mixed]).tobytes()
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_parts_may_begin_anywhere(count):
+    """The last one an element behind an aligned address, a whole block of it too."""
+    values = wide(count, 8192 + 5)
+    parts = [xt.tensor(row) for row in values]
+    parts[-1] = xt.tensor(np.append(np.float32(9), values[-1]))[1:]
+    assert summed(parts) == tree(list(values)).tobytes()
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 8, 12, 40, 64])
@@ -101,6 +111,13 @@ def test_infinities_and_nan_pass():
     inf, nan = float("inf"), float("nan")
     out = _C.tree_sum_(xt.empty(3), [xt.tensor([inf, inf, nan]), xt.tensor([1.0, -inf, 1.0])]).tolist()
     assert out[0] == inf and np.isnan(out[1]) and np.isnan(out[2])
+
+
+def test_the_guard_of_a_norm_is_nan_where_the_norm_is_not_finite():
+    for square, most in ((4.0, 1.0), (float("inf"), 1.0), (float("nan"), 1.0)):
+        norm, _, guard = _C.block_norm(xt.tensor([1.0, square], dtype=xt.float64), most)
+        np.testing.assert_equal(norm.item(), np.sqrt(1.0 + square))
+        np.testing.assert_equal(guard.item(), 0.0 if square == 4.0 else float("nan"))
 
 
 def test_what_is_changed_is_counted():

@@ -121,6 +121,25 @@ def test_a_step_that_its_guard_stops_changes_nothing(bad, dtype) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("dtype", [xt.float64, xt.float32, xt.bfloat16])
+def test_a_norm_that_is_nan_is_not_the_least_one(dtype) -> None:
+    """Without a guard and without steps, which would spread NaN anyway: |u| is NaN, and so is u / max(|u|, eps)."""
+    (p,) = matrices(dtype, [(6, 10)])
+    set_gradients([p], 0)
+    p.grad[2, 3] = math.nan
+    optim.Muon([p], lr=0.1, ns_steps=0).step()
+    assert np.isnan(array(p)).all()
+
+
+@pytest.mark.parametrize(("lr", "decay"), [(0.9, 0.7), (0.1, 0.8), (0.8, 0.8)])
+def test_the_factor_of_decay_is_rounded_twice(lr: float, decay: float) -> None:
+    """As on the host: lr weight_decay, then 1 minus that. A fused form has other bits for these numbers."""
+    p = xt.nn.Parameter(xt.ones(8, 8, dtype=xt.float64))
+    p.grad = xt.zeros(8, 8, dtype=xt.float64)
+    optim.Muon([p], lr=lr, weight_decay=decay).step()
+    assert (array(p) == 1 - lr * decay).all()
+
+
 @pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", [xt.float32, xt.bfloat16])
 def test_a_matrix_has_the_same_bits_whatever_others_are_in_its_batch(dtype) -> None:

@@ -256,12 +256,19 @@ def test_empty(shape, dtype: str, backend: str) -> None:
     """M, N or K = 0, forward and backward; a sum over nothing is 0, also where memory held something else before."""
     m, n, k = shape
     kind = getattr(xt, dtype)
-    xt.full((max(m * n, 1),), 7.0, dtype=kind)  # a block for the cache to hand out again
-    a, b = xt.ones(m, k, dtype=kind), xt.ones(k, n, dtype=kind)
+
+    def spoil() -> None:
+        """0 times what is in the next blocks is not 0."""
+        spoilt = [xt.full((16,), float("nan"), dtype=kind) for _ in range(6)]
+        del spoilt
+
+    a, b, dc = (xt.ones(*sizes, dtype=kind) for sizes in ((m, k), (k, n), (m, n)))
     a.requires_grad = b.requires_grad = True
+    spoil()
     c = xt.matmul(a, b, backend=backend)
     assert c.shape == (m, n) and (values(c) == 0).all()
-    c.backward(xt.ones(m, n, dtype=kind))
+    spoil()
+    c.backward(dc)
     assert a.grad.shape == (m, k) and b.grad.shape == (k, n)
     assert (values(a.grad) == n).all() and (values(b.grad) == m).all()
 

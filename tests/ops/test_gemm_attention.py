@@ -40,6 +40,7 @@ def test_products_of_small_integers_are_exact(backend: str, dtype: str) -> None:
         want = a @ b
         assert np.abs(want).max() <= 256
         x, y = laid_out(a, dtype, int(rng.integers(4))), laid_out(b, dtype, int(rng.integers(4)))
+        xt.full((m, n), float("nan"), dtype=getattr(xt, dtype))  # the next block of this size: it is not read
         assert np.array_equal(array(_C.matmul(x, y, backend=backend)), want), (m, n, k)
 
 
@@ -79,6 +80,83 @@ def test_gradients_of_small_integers_are_exact(backend: str) -> None:
             assert np.array_equal(w.grad.cpu().numpy(), np.einsum("bmk,bmn->nk", a, dy))
             assert np.array_equal(c.grad.cpu().numpy(), dy.sum((0, 1)))
             assert np.array_equal(x.grad.cpu().numpy(), dy @ b.T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
+def test_each_product_adds_its_own_bias(backend: str, dtype: str) -> None:
+    """Of products of one shape, whose biases are there at once."""
+    kind = getattr(xt, dtype)
+    x, w = xt.ones(32, 64, dtype=kind), xt.ones(64, 64, dtype=kind)
+    biases = [xt.full((64,), float(i), dtype=kind) for i in range(3)]
+    with xt.use_gemm_backend(backend):
+        for i, bias in enumerate(biases):
+            assert (array(xt.functional.linear(x, w, bias)) == 64 + i).all()
+
+
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
+def test_batches_of_more_than_32768_matrices(backend: str) -> None:
+    """Evenly spaced ones, and two dimensions in another order than in memory."""
+    a, b = np.random.default_rng(20).integers(-2, 3, (2, 200, 200, 2, 2)).astype(np.float32)
+    flat = [xt.tensor(x.reshape(-1, 2, 2)) for x in (a, b)]
+    assert np.array_equal(array(_C.matmul(*flat, backend=backend)), (a @ b).reshape(-1, 2, 2))
+    turned = _C.matmul(xt.tensor(a).transpose(0, 1), xt.tensor(b), backend=backend)
+    assert np.array_equal(array(turned), a.swapaxes(0, 1) @ b)
+
+
+def sparse(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Of -1, 0 and 1, so few that sums of a thousand products stay far below 2^8."""
+    return rng.choice([-1.0, 0.0, 1.0], shape, p=[0.05, 0.9, 0.05])
+
+
+def twice(x: xt.Tensor, w: xt.Tensor, dy: np.ndarray, backend: str | None) -> xt.Tensor:
+    """x @ w after two backwards."""
+    for _ in range(2):
+        out = _C.matmul(x, w, backend=backend)
+        out.backward(tensor(dy, "bfloat16"))
+    return out
+
+
+def test_the_last_row_and_the_last_term_of_large_products() -> None:
+    """Of 1,025, which a GPU's library computes apart from the others; the second backward adds to the first."""
+    rng = np.random.default_rng(21)
+    backend = "cublas" if "cublas" in _C.gemm_backends(_C.get_default_device()) else None
+    a, b, dy = sparse(rng, 1024, 1032), sparse(rng, 1025, 1024), sparse(rng, 1024, 1024)
+    x, w = tensor(a, "bfloat16")[:, :1025], tensor(b, "bfloat16").requires_grad_()
+    assert np.array_equal(array(twice(x, w, dy, backend)), a[:, :1025] @ b)  # the last term
+    assert np.array_equal(array(w.grad), 2 * a[:, :1025].T @ dy)  # the last row
+    a, b, dy = sparse(rng, 1025, 1024), sparse(rng, 1024, 1024), sparse(rng, 1025, 1024)
+    w = tensor(b, "bfloat16").requires_grad_()
+    twice(tensor(a, "bfloat16"), w, dy, backend)
+    assert np.array_equal(array(w.grad), 2 * a.T @ dy)  # the last term, and what was there
+
+
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
+def test_few_rows_are_added_to_a_gradient(backend: str) -> None:
+    """dx of eight rows: the weight lies as a product of few rows takes it."""
+    rng = np.random.default_rng(22)
+    a, b, dy = sparse(rng, 8, 64), sparse(rng, 64, 64), sparse(rng, 8, 64)
+    x = tensor(a, "bfloat16").requires_grad_()
+    twice(x, tensor(b, "bfloat16"), dy, backend)
+    assert np.array_equal(array(x.grad), 2 * dy @ b.T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
+def test_a_gradient_that_begins_at_any_element(backend: str, dtype: str) -> None:
+    """Products add to it where it is, and write nothing beside it."""
+    rng, size = np.random.default_rng(23), 96 if backend == "naive" else 512
+    a, b, dy = (sparse(rng, size, size) for _ in range(3))
+    x, w, dy_ = (tensor(v, dtype) for v in (a, b, dy))
+    w.requires_grad_()
+    _C.matmul(x, w, backend=backend).backward(dy_)  # into memory of its own: aligned
+    room = xt.full((size * size + 9,), 3.0, dtype=getattr(xt, dtype))
+    room[1:-8] = 0.0
+    w.grad = room[1:-8].view(size, size)
+    for times in (1, 2):
+        _C.matmul(x, w, backend=backend).backward(dy_)
+        assert np.array_equal(array(room[1:-8]).reshape(size, size), times * a.T @ dy)
+    assert array(room[:1]).tolist() == [3.0] and array(room[-8:]).tolist() == [3.0] * 8
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -139,6 +217,17 @@ def test_backends_agree_over_random_shapes(dtype: str) -> None:
                     unit * (8 + np.sqrt(d + skv)) * (np.abs(ref).max() + np.abs(dy).max()),
                     f"{backend} gradients",
                 )
+
+
+def test_the_last_key_has_the_factor_of_the_others() -> None:
+    """Of 1,025 keys, which the product for dq adds apart from the others. Only that one and its value are not 0."""
+    q = xt.zeros(1, 1, 8192, 128, dtype=xt.bfloat16, requires_grad=True)
+    k, v = (xt.zeros(1, 1, 1025, 128, dtype=xt.bfloat16) for _ in range(2))
+    k[0, 0, 1024], v[0, 0, 1024] = 8.0, 1.0
+    out = _C.scaled_dot_product_attention(q, k, v, False, 0.5, False, "materialized")
+    out.backward(xt.ones_like(out.detach()))
+    want = 0.5 * 8 * 128 * (1 / 1025 - 1 / 1025**2)
+    assert np.abs(array(q.grad) / want - 1).max() < 2**-6
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -112,6 +112,25 @@ def test_powers_by_a_number(exponent: float) -> None:
         assert np.allclose(got, values(xt.tensor(base, dtype=getattr(xt, name))) ** exponent, rtol=rtol, atol=0)
 
 
+def test_powers_of_integers_by_integers() -> None:
+    base, exponent = xt.tensor([1, -1, -1, 2, 0, 3, -1]), xt.tensor([-3, -3, -2, -1, 0, 5, 4])
+    assert (base**exponent).tolist() == [1, -1, 1, 0, 1, 243, 1]
+
+
+def test_silu_of_16_bits_is_not_0_before_its_result_is() -> None:
+    """exp(88) is above 2^126, where the fast quotient of a GPU gives 0."""
+    x = xt.tensor([-85.0, -87.0, -88.0], dtype=xt.bfloat16)
+    wide = values(x)
+    assert np.abs(values(F.silu(x)) / (wide / (1 + np.exp(-wide))) - 1).max() < 2**-7
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_the_slope_of_abs_at_nan_is_nan(name: str) -> None:
+    x = xt.tensor([nan, -2.0, 0.0, 3.0], dtype=getattr(xt, name), requires_grad=True)
+    abs(x).sum().backward()
+    assert np.array_equal(values(x.grad), [nan, -1.0, 0.0, 1.0], equal_nan=True)
+
+
 def test_products_of_masks_and_of_large_integers() -> None:
     a, b = xt.tensor([True, True, False]), xt.tensor([True, False, False])
     assert (a * b).tolist() == [True, False, False] and (a + b).tolist() == [True, True, False]
@@ -134,6 +153,20 @@ def test_conversions_at_their_edges() -> None:
     for name in FLOATS:
         assert xt.tensor([-1.5, -0.5, 0.5, 1.5, -2.0], dtype=getattr(xt, name)).long().tolist() == [-1, 0, 0, 1, -2]
     assert xt.tensor([2**24 + 1, -(2**24) - 1], dtype=xt.int32).float().double().tolist() == [2.0**24, -(2.0**24)]
+
+
+def test_a_long_range_counts_in_float64() -> None:
+    last = 2**24 + 3
+    assert xt.arange(0.0, last + 1.0, 1.0, dtype=xt.float64)[-3:].tolist() == [last - 2.0, last - 1.0, float(last)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrices_an_odd_number_of_elements_apart_are_transposed(dtype: str) -> None:
+    """Their sizes and rows are even, so that pairs of elements could move together but for where they begin."""
+    x = (np.arange(3 * 4097) % 251).reshape(3, 4097)
+    t = xt.tensor(x.astype(np.float64)).to(getattr(xt, dtype))[:, :4096].view(3, 64, 64)
+    want = x[:, :4096].reshape(3, 64, 64).transpose(0, 2, 1)
+    assert np.array_equal(values(t.transpose(1, 2).contiguous()), want)
 
 
 # ---- random numbers
@@ -187,6 +220,21 @@ def test_the_first_of_equals_in_every_layout() -> None:
             assert _C.argmax(xt.tensor(np.ascontiguousarray(x.T)), 1).tolist() == want
 
 
+def test_the_first_of_the_lowest() -> None:
+    """Nothing exceeds what a search begins with: rows and columns of -inf, or of the least integer."""
+    for n in (1, 3, 40, 5000):
+        for row in (xt.full((n,), -inf), xt.full((n,), -inf, dtype=xt.float64), xt.full((n,), -(2**63))):
+            rows = xt.stack([row] * 9)
+            assert _C.argmax(rows, 1).tolist() == [0] * 9 == _C.argmax(rows.T.contiguous(), 0).tolist()
+
+
+def test_sums_over_two_dimensions_that_others_part() -> None:
+    """Rows that are evenly spaced only within the inner one, of five."""
+    x = (np.arange(6 * 4 * 5 * 64) % 97).reshape(6, 4, 5, 64)
+    for dtype in (np.float32, np.float64, np.int64):
+        assert np.array_equal(values(xt.tensor(x.astype(dtype)).sum((0, 2))), x.sum((0, 2)))
+
+
 def test_the_first_nan_in_every_layout() -> None:
     for rows, cols in ((100, 150), (20000, 130), (20000, 2)):
         for dtype in (np.float32, np.float64):
@@ -223,6 +271,8 @@ def test_statistics_at_their_edges() -> None:
     assert _C.stats(xt.tensor([2**53 - 1, -5]))[:3] == (-5.0, 2.0**53 - 1, 2.0**52 - 3)
     assert _C.stats(xt.tensor(np.array([2**25 + 1, 3], np.int32)))[:3] == (3.0, 2.0**25 + 1, 2.0**24 + 2)
     assert _C.stats(xt.tensor([nan, inf]))[3:] == (1, 1) and np.isnan(_C.stats(xt.tensor([nan, inf]))[2])
+    for dtype in (np.float32, np.int32):  # one element behind an aligned one
+        assert _C.stats(xt.tensor(np.arange(1002, dtype=dtype))[1:])[:3] == (1.0, 1001.0, 501.0)
 
 
 def test_comparison_at_its_edges() -> None:
@@ -242,6 +292,10 @@ def test_comparison_at_its_edges() -> None:
     assert compare([1.0, 2.0, 3.0], [inf, -2.0, 1.0]).max_ref == 2.0, "the largest finite one of the reference"
     worst = compare([1.0, 1.0, 5.0], [1.0, 1.5, 1.0])
     assert worst.worst == (2,) or worst.worst == 2
+    dense, apart = xt.arange(300), xt.zeros(600, dtype=xt.int64)
+    apart[::2] = dense
+    for left, right in ((dense, apart[::2]), (apart[::2], dense)):
+        assert _C.compare(left, right, 0.0, 0.0)["errors"] == 0, "either may be strided"
 
 
 # ---- losses and rotations
@@ -389,6 +443,20 @@ def test_decay_is_one_product(name: str) -> None:
     xt.optim.AdamW([p], lr=0.3, weight_decay=0.7).step()
     factor = np.dtype(name).type(1 - 0.3 * 0.7)
     assert np.array_equal(p.detach().cpu().numpy(), x * factor)
+
+
+def test_a_norm_that_is_nan_multiplies_the_gradients_as_it_comes() -> None:
+    grads = [xt.tensor([1.0, nan, 1.0]), xt.tensor([2.0])]
+    assert np.isnan(_C.clip_grad_norm_(grads, 1.0).item()) and np.isnan([v for g in grads for v in g.tolist()]).all()
+
+
+def test_an_empty_tensor_at_the_end_of_a_list() -> None:
+    grads = [xt.full((5,), 2.0), xt.zeros(0)]
+    assert abs(_C.clip_grad_norm_(grads, 1.0).item() - 20**0.5) < 1e-6
+    assert np.allclose(values(grads[0]), 2 / 20**0.5, rtol=1e-5)
+    copies = [xt.zeros(5), xt.zeros(0)]
+    _C.foreach_copy_(copies, [xt.ones(5), xt.zeros(0)])
+    assert copies[0].tolist() == [1.0] * 5
 
 
 def test_positions_have_64_bits() -> None:

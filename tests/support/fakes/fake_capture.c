@@ -11,7 +11,7 @@
 
 enum { INVALIDATED = 901, OUT_OF_MEMORY = 2 };
 
-static int live, illegal, capturing, mode, end_error, launched, executables, refuse_memory;
+static int live, illegal, capturing, mode, end_error, launched, executables, graphs, refuse_memory;
 static char message[1024];
 
 /* Called by the library in a capture: a real runtime would refuse it, or make it a node of the graph. */
@@ -46,13 +46,13 @@ const char *cudaGetErrorString(int error) { return error == OUT_OF_MEMORY ? "out
 const char *cudaGetErrorName(int error) { return error == OUT_OF_MEMORY ? "OutOfMemory" : "StreamCaptureInvalidated"; }
 int cudaStreamBeginCapture(void *stream, int as) { return (void)stream, mode = as, capturing = 1, 0; }
 int cudaStreamEndCapture(void *stream, void **graph) {
-    return (void)stream, capturing = 0, *graph = end_error ? NULL : message, end_error;
+    return (void)stream, capturing = 0, graphs += !end_error, *graph = end_error ? NULL : message, end_error;
 }
 int cudaGraphGetNodes(void *graph, void *nodes, size_t *count) { return (void)graph, (void)nodes, *count = 3, 0; }
 int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
     return (void)graph, (void)flags, executables++, make(out);
 }
-int cudaGraphDestroy(void *graph) { return (void)graph, 0; }
+int cudaGraphDestroy(void *graph) { return (void)graph, graphs--, 0; }
 int cudaGraphExecDestroy(void *graph) { return executables--, free(graph), 0; }
 int cudaGraphLaunch(void *graph, void *stream) { return (void)graph, (void)stream, must_not("launch of a graph"), launched++, 0; }
 void **__cudaRegisterFatBinary(void *binary) { return (void)binary, (void **)message; }
@@ -149,7 +149,7 @@ int main(void) {
     printf("%d launched\n", launched);
     table->release(0, captured[1], 4 << 20); /* comes back to the region, which goes with its last block */
     device->drop(graph);
-    printf("dropped: %d executables, %d blocks of the driver\n", executables, live);
+    printf("dropped: %d graphs, %d executables, %d blocks of the driver\n", graphs, executables, live);
     table->release(0, captured[0], 8 << 20);
     printf("its last block: %d blocks of the driver\n", live);
 
@@ -164,6 +164,6 @@ int main(void) {
     refuse_memory = 0;
     tell("capture", device->capture(0, nbytes, &graph));
     device->drop(graph); /* while it is under way */
-    printf("%d capturing, %d executables, %d blocks of the driver\n", capturing, executables, live);
+    printf("%d capturing, %d graphs, %d executables, %d blocks of the driver\n", capturing, graphs, executables, live);
     return 0;
 }
