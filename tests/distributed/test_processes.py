@@ -1,6 +1,7 @@
 """Several processes: they meet, exchange bytes in order, and say in one sentence why they do not."""
 
 import math
+import re
 import socket
 import threading
 import time
@@ -325,6 +326,21 @@ def test_an_error_that_nobody_catches_is_told(tmp_path):
     first, second = run_ranks(2, ["-c", code], tmp_path / "ranks")
     assert (first.status, second.status) == (75, 1), (first, second)
     assert "xtrain: error: distributed: rank 1 left: ValueError: no luck (host " in first.err
+
+
+def test_a_config_error_that_is_a_verdict_is_one_line_of_a_script(tmp_path):
+    """And status 2, though nothing catches it; any other ConfigError is shown as Python shows it."""
+    code = (
+        "import sys, xtrain as xt\nfrom xtrain.distributed import world\nfrom xtrain.errors import ConfigError\n"
+        "d = xt.distributed\nd.init()\n"
+        "def act(): raise ConfigError('a wrong start')\n"
+        "if d.rank() or sys.argv[1] == 'all': world.all_or_none(act)\nd.barrier('x')"
+    )
+    for one in run_ranks(2, ["-c", code, "one"], tmp_path / "one"):
+        assert one.status == 2, one
+        assert re.fullmatch(r"xtrain: error: distributed: rank 1: a wrong start \(host .*\)\n", one.err), one
+    for one in run_ranks(2, ["-c", code, "all"], tmp_path / "all"):
+        assert one.status == 1 and one.err.endswith("xtrain.errors.ConfigError: a wrong start\n"), one
 
 
 def test_a_rank_with_an_error_ends_last(tmp_path):

@@ -224,6 +224,19 @@ def test_an_option_of_a_callback_is_wrong_before_the_first_step(given, monkeypat
     assert Trainer({**given, "out": given["out"] + "2"}, quiet=True, callbacks=[refuses]).run().step == 4
 
 
+def test_a_config_error_that_ends_all_ranks_ends_the_run(given) -> None:
+    """A verdict of the watchdog, which may reach a rank in an exchange of any callback."""
+    verdict = ConfigError("distributed: rank 1: a wrong start")
+    verdict.told = True
+
+    def exchanges(state, record) -> None:
+        raise verdict
+
+    with pytest.raises(ConfigError) as raised:
+        Trainer(given, quiet=True, callbacks=[exchanges]).run()
+    assert raised.value is verdict
+
+
 @pytest.mark.parametrize("wrong,got", [(Listener, "the class Listener"), ("csv", "str"), (3, "int")])
 def test_what_is_no_callback(given, wrong, got: str) -> None:
     with pytest.raises(

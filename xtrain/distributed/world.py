@@ -89,7 +89,7 @@ def _choose_plane(launch: Launch) -> None:
 
 
 def _set_hooks() -> None:
-    """Install handlers for the end of the process, for a forked child, and for a PeerError that nobody catches."""
+    """Install handlers for the end of the process, for a forked child, and for a verdict that nobody catches."""
     global _hooked
     if not _hooked:
         _hooked = True
@@ -99,10 +99,12 @@ def _set_hooks() -> None:
 
 
 def _ending_with_status(before: Callable[..., Any]) -> Callable[..., Any]:
-    """An excepthook that ends a script with one line and status 75 where others are lost."""
+    """An excepthook that ends a script with one line and status 75 where others are lost; with status 2 where the
+    watchdog has told a ConfigError.
+    """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, PeerError):
+        if not isinstance(error, PeerError) and not (isinstance(error, ConfigError) and error.told):
             before(kind, error, trace)
             return
         if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
@@ -110,7 +112,7 @@ def _ending_with_status(before: Callable[..., Any]) -> Callable[..., Any]:
         elif not error.told:
             with contextlib.suppress(OSError, AttributeError):
                 print(f"xtrain: error: {error}", file=sys.stderr)
-        raise SystemExit(75)
+        raise SystemExit(75 if isinstance(error, PeerError) else 2)
 
     return hook
 

@@ -16,8 +16,9 @@ class Callback:
     A callback is a side effect: an error of one is a warning, once for each callback and method, later ones are counted
     and told at the end, and the run goes on. What ends a process (KeyboardInterrupt, SystemExit) ends the run, with an
     emergency checkpoint, and so does a PeerError, because the other processes have gone. A ConfigError of `on_start` is
-    raised, too. A callback must not exchange with other ranks (xtrain.distributed) unless it does so on all of them and
-    catches its own errors: a rank that fails skips its exchange, which ends the run with a PeerError.
+    raised, too, and so is one that ends all ranks. A callback must not exchange with other ranks (xtrain.distributed)
+    unless it does so on all of them and catches its own errors: a rank that fails skips its exchange, which ends the
+    run with a PeerError, or with its ConfigError of `on_start`.
     """
 
     def on_start(self, state: State) -> None:
@@ -82,7 +83,7 @@ class CallbackList(Callback):
             except PeerError:
                 raise
             except Exception as error:
-                if isinstance(error, ConfigError) and hook == "on_start":
+                if isinstance(error, ConfigError) and (hook == "on_start" or error.told):
                     raise
                 state.failed(f"the callback {name} ({hook})", error, state.step if step is None else step)
                 found.append(False)
