@@ -13,13 +13,15 @@ import argparse
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.pythons import PYTHONS, on_the_path
+
 WHERE = "import xtrain, sys; print(xtrain.__file__); sys.exit(xtrain.__file__.startswith(sys.prefix) is False)"
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "XTRAIN_CUDA", "VIRTUAL_ENV")
 
@@ -43,9 +45,12 @@ def tag_of(python: str) -> str:
 
 
 def interpreter(file: Path, pythons: dict[str, str]) -> str:
+    if not file.is_file():
+        raise RuntimeError("there is no such file")
     if file.suffix != ".whl":
         return next(iter(pythons.values()))
-    tag = file.name.split("-")[2]
+    parts = file.stem.split("-")  # name, version, perhaps a build number, then Python, ABI and platform
+    tag = parts[-3] if len(parts) >= 5 else "no tag"
     if tag not in pythons:
         raise RuntimeError(
             f"{file.name} needs a Python of {tag}, and there is none among {', '.join(pythons) or 'none'}"
@@ -76,7 +81,7 @@ def try_package(file: Path, python: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--python", nargs="+", default=[name for name in PYTHONS if shutil.which(name)])
+    parser.add_argument("--python", nargs="+", default=on_the_path())
     options = parser.parse_args()
     if not options.python:
         sys.exit(f"no Python among {', '.join(PYTHONS)}: name one with --python")

@@ -2,7 +2,7 @@
 
     python tools/wheels.py [--python PYTHON ...] [--variant cpu cuda] [--cuda-library FILE] [--out DIR] [--clean]
 
---python         interpreters; by default those of python3.10 to python3.14 that are on the PATH
+--python         interpreters; by default those of python3.10 to python3.14 that are on the PATH and start
 --variant        cpu: no GPU code, version X+cpu; cuda: with _lib/libxtrain_cuda.so, version X [default: cpu]
 --cuda-library   a libxtrain_cuda.so that was built before from these sources; without it nvcc builds one, for
                  XTRAIN_CUDA_ARCHS
@@ -32,10 +32,10 @@ sys.path.insert(0, str(ROOT))
 
 import setup_cuda  # noqa: E402
 from tools import archive, sbom  # noqa: E402
+from tools.pythons import PYTHONS, on_the_path  # noqa: E402
 
 REQUIREMENTS = ROOT / "tools/requirements-build.txt"
 WORK = ROOT / "build/packages"
-PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -170,14 +170,14 @@ def check_cuda_library(library: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", nargs="+", default=[name for name in PYTHONS if shutil.which(name)])
+    parser.add_argument("--python", nargs="+", default=on_the_path())
     parser.add_argument("--variant", nargs="+", choices=["cpu", "cuda"], default=["cpu"])
     parser.add_argument("--cuda-library", type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--clean", action="store_true")
     options = parser.parse_args()
     if not options.python:
-        raise SystemExit(f"--python must name an interpreter: none of {', '.join(PYTHONS)} is on the PATH")
+        raise SystemExit(f"--python must name an interpreter: none of {', '.join(PYTHONS)} is on the PATH and starts")
     date = archive.source_date(ROOT)
     out = options.out.resolve()
     if options.clean:

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from places import ROOT
 
-from tools import archive, sbom, wheels
+from tools import archive, pythons, sbom, try_package, wheels
 
 DATE = 1_700_000_000
 WORKFLOW = ROOT / ".github/workflows/wheels.yml"
@@ -258,3 +258,23 @@ def test_the_workflow_calls_what_the_repository_has():
     assert not missing, f"docs/how-to/packages.md must say whether each step has been run: {missing}"
     versions = re.findall(r"^ +(3\.\d+)$", text, re.M)
     assert [f"python{version}" for version in versions] == 2 * wheels.PYTHONS
+
+
+def test_pythons_that_do_not_start_are_left_out(tmp_path, monkeypatch):
+    for name, status in (("python3.10", 127), ("python3.12", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pythons.on_the_path() == ["python3.12"]
+
+
+def test_a_wheel_is_tried_with_the_python_of_its_tag(tmp_path):
+    for name in ("x-1.0-cp312-cp312-linux_x86_64.whl", "x-1.0-7-cp312-cp312-linux_x86_64.whl", "x.whl", "x-1.0.tar.gz"):
+        (tmp_path / name).write_bytes(b"")
+    found = {"cp311": "python3.11", "cp312": "python3.12"}
+    for file in tmp_path.glob("x-1.0-*.whl"):
+        assert try_package.interpreter(file, found) == "python3.12"
+    assert try_package.interpreter(tmp_path / "x-1.0.tar.gz", found) == "python3.11"
+    for name, text in (("x.whl", "none among cp311, cp312"), ("y-1.0-cp312-cp312-any.whl", "there is no such file")):
+        with pytest.raises(RuntimeError, match=text):
+            try_package.interpreter(tmp_path / name, found)
