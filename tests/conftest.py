@@ -15,9 +15,12 @@ sys.path.append(str(ROOT))
 
 from xtrain import _C
 
-# A shell without job control starts `pytest ... &` with SIGINT ignored. Children would inherit that, and Ctrl-C would not reach them.
+# A shell without job control starts `pytest ... &` with SIGINT ignored, and `nohup pytest` has SIGHUP ignored. Children would inherit
+# that, and Ctrl-C or a terminal that closes would not reach them. Under nohup this process ignores SIGHUP by a handler, which none inherits.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 # `make test-gpu` runs the suites with tensors made on the GPU: "cuda".
 _C.set_default_device(os.environ.get("XTRAIN_TEST_DEVICE", "cpu"))
