@@ -37,13 +37,13 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
     tokenizer.json cannot be read, CheckpointError when a file is not what the directory's manifest says.
     """
     reader = DirectoryReader(directory)
-    if not reader.has("tokenizer.json") or is_bytes(reader):
-        # A tokenizer_config.json that is not ours belongs to a tokenizer that nobody reads here, as its template does.
-        names = ["tokenizer_config.json"] if is_bytes(reader) else []
-        if names or not reader.has("tokenizer_config.json"):
-            names.append("chat_template.jinja")
-        return ByteTokenizer({name: reader.read(name) for name in names if reader.has(name)})
-    return FileTokenizer(reader)
+    ours = is_bytes(reader)
+    if reader.has("tokenizer.json") and not ours:
+        return FileTokenizer(reader)
+    # A tokenizer_config.json that is not ours belongs to a tokenizer that nobody reads here, as its template does.
+    foreign = reader.has("tokenizer_config.json") and not ours
+    names = () if foreign else ("tokenizer_config.json", "chat_template.jinja")
+    return ByteTokenizer({name: reader.read(name) for name in names if reader.has(name)})
 
 
 def find_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:

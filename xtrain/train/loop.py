@@ -9,6 +9,7 @@ from typing import Any
 
 from ..profiling import span
 from .checkpoints import Saver
+from .config import TrainConfig
 from .progress import Progress
 from .report import Report, machine_metrics
 from .state import State
@@ -34,6 +35,11 @@ class Hooks:
     evaluate: Callable[[bool], dict[str, float]]
     save: Callable[[], Any]
     rescue: Callable[[], None]
+
+
+def is_evaluated(config: TrainConfig, step: int) -> bool:
+    """Whether the model is evaluated after this step: after the last one, and every `eval_every`."""
+    return step == config.steps or bool(config.eval_every and step % config.eval_every == 0)
 
 
 def loop(state: State, stepper: Stepper, report: Report, hooks: Hooks) -> tuple[dict[str, Any], str | None]:
@@ -94,7 +100,7 @@ class _Loop:
             self._hooks.on_step_begin()
             queued.append(stepper.queue())
         final = state.step == config.steps
-        evaluating = bool(final or (config.eval_every and state.step % config.eval_every == 0))
+        evaluating = is_evaluated(config, state.step)
         saving = config.save_every and state.step % config.save_every == 0
         if len(queued) < stepper.read_every and not (evaluating or saving or stop.received):
             return

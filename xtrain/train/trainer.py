@@ -21,7 +21,7 @@ from . import evaluate, options, rundir
 from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import KEYS, TrainConfig, build, check, flatten, warmup_steps
-from .loop import Hooks, loop
+from .loop import Hooks, is_evaluated, loop
 from .metrics import Metrics, read_metrics
 from .parts import (
     base_identity,
@@ -365,9 +365,7 @@ class Trainer(State):
         """The evaluation of this step where it was time for one, and the step's record has none: a signal or an error
         came between the two. Else nothing.
         """
-        every = self.config.eval_every
-        due = self.step == self.config.steps or bool(every and self.step % every == 0)
-        if not self.step or not due:
+        if not self.step or not is_evaluated(self.config, self.step):
             return {}
 
         def lacks() -> bool:

@@ -10,7 +10,7 @@
  * element follow from its operands: rows, columns and blocks of k are cut to suit threads and caches. They are not those of vdpbf16ps.
  *
  * Linux lends tile registers to a process that asks for them: each signal frame is then 8 KiB larger, and it refuses where a thread's
- * stack for signals has no room for that. Threads to come and children have what the process has. A piece configures the tiles of its
+ * stack for signals has no room for that. By its documentation all threads, also those that run already, and children have what the process has. A piece configures the tiles of its
  * thread and releases them at its end, so that nothing else is slower at switching threads.
  */
 #include "bf16_pairs.h"
@@ -163,10 +163,12 @@ static bool packs_a(const XtGemm *p) { return p->trans_a || p->k % K_STEP != 0; 
 
 static int64_t steps_of(const XtBf16Work *work) { return work->pairs / TILE_PAIRS; }
 
+/* Blocks of 32 x 32 sums that a piece keeps: of all its rows, where K has several blocks. */
+static int64_t kept_blocks(const XtBf16Work *work) { return work->p->k > K_BLOCK ? xt_divide_up(work->rows, 2 * HEIGHT) : 1; }
+
 static size_t piece_bytes(const XtBf16Work *work) {
     int64_t tiles = packs_a(work->p) ? xt_divide_up(work->rows, HEIGHT) : 1; /* or those of the last rows, fewer than 16 */
-    int64_t blocks = work->p->k > K_BLOCK ? xt_divide_up(work->rows, 2 * HEIGHT) : 1;
-    return (size_t)(blocks * 4 * TILE_BYTES + tiles * steps_of(work) * TILE_BYTES);
+    return (size_t)(kept_blocks(work) * 4 * TILE_BYTES + tiles * steps_of(work) * TILE_BYTES);
 }
 
 /* Where 16 rows each of op(A), from row m on, are read. */
@@ -194,7 +196,7 @@ static void lay_rows(const XtBf16Work *work, int64_t m, int64_t rows, char *room
 static void multiply_block(const XtBf16Work *work, int64_t m, int64_t rows, int64_t first, int64_t last, void *room) {
     const XtGemm *p = work->p;
     float *sums = room; /* [rows][32], or of one block */
-    int64_t blocks = p->k > K_BLOCK ? xt_divide_up(work->rows, 2 * HEIGHT) : 1;
+    int64_t blocks = kept_blocks(work);
     size_t size = xt_dtype_size(p->dtype_c);
     Rows tiles[MOST_ROWS / HEIGHT];
     Store to = {NULL, p->ldc, p->dtype_c == XT_FLOAT32, (float)p->alpha, (float)p->beta};

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "bf16_work.h"
 #include "cpu/kernel.h"
 
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : defined(__GNUC__) && __GNUC__ >= 10)
@@ -16,7 +17,6 @@
 #define PAIRS_INLINE PAIRS_FAST static inline __attribute__((always_inline))
 #define VECTOR_16 16 /* numbers of float32 in a vector */
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline __mmask16 first_of(int64_t count) { return (__mmask16)(count >= 16 ? 0xffff : (1 << (count > 0 ? count : 0)) - 1); }
 
 /* What becomes of a sum. */
@@ -70,6 +70,7 @@ PAIRS_INLINE void pack_rows(const uint16_t *x, int64_t ld, int64_t k, int64_t co
                     _mm512_storeu_si512(to + v, interleave(x + row * ld + c + v, ld, row + 1 == k, mask[v / VECTOR_16]));
         }
 }
+
 /* 16 rows of 16 numbers of 32 bits become their transpose. */
 PAIRS_INLINE void transpose_16(__m512i r[16]) {
     __m512i s[16];

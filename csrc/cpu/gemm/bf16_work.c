@@ -5,8 +5,6 @@
 #define PACK_K 128      /* elements of k in a piece of packing */
 #define PACK_COLUMNS 256
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Piece i of packing: elements [k, k + depth) of panels [j, last). */
 static void pack_piece(const XtBf16Work *work, int64_t i) {
     const XtGemm *p = work->p;

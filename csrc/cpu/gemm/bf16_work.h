@@ -44,3 +44,4 @@ XtStatus xt_bf16_multiply(const XtGemm *p, const XtBf16Kernel *kernel);
 const char *xt_bf16_fits(const XtGemm *p);
 
 XT_INLINE int64_t xt_divide_up(int64_t size, int64_t by) { return (size - 1) / by + 1; }
+XT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
