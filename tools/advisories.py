@@ -11,6 +11,7 @@ no version, one line says so.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import re
 import sys
@@ -48,7 +49,7 @@ def ask(service: str, name: str, version: str) -> list[str] | None:
         if error.code == 404:
             return None
         raise ValueError(f"status {error.code}") from None
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, http.client.HTTPException) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -106,6 +107,35 @@ def test_a_version_of_a_builder_is_asked_for_as_its_release(monkeypatch, capsys)
 def test_a_broken_answer_is_status_2(monkeypatch, capsys, answer) -> None:
     status, lines, _ = said(monkeypatch, capsys, lambda name: answer if name == "numpy" else (200, body()))
     assert status == 2 and lines["numpy"].startswith("broken answer: ") and lines["tqdm"] == "no advisory"
+
+
+@contextlib.contextmanager
+def no_http(*words: bytes) -> Iterator[str]:
+    """The address of a server that answers each connection with the next of these bytes, as they are."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for word in words:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(word)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/pypi"
+        thread.join()
+
+
+def test_what_is_no_http_is_a_broken_answer(monkeypatch, capsys) -> None:
+    """No status line; a status that is no number; a chunk without its end."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(advisories, "named", lambda: ["numpy", "tqdm", "pytest"])
+    cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{"
+    with no_http(b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 x\r\n\r\n", cut) as address:
+        assert advisories.main(["--service", address]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["broken answer"] * 3, lines
 
 
 def test_a_service_that_cannot_be_reached_is_one_line(monkeypatch, capsys) -> None:
