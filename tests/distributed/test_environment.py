@@ -89,6 +89,10 @@ def test_table_of_launchers():
         ),
         ({**TORCHRUN, "MASTER_ADDR": ""}, "torchrun: MASTER_ADDR must be set to the host of rank 0, got nothing"),
         ({**TORCHRUN, "MASTER_PORT": "0"}, r"torchrun: MASTER_PORT must be a port in \[1, 65535\], got 0"),
+        (
+            {**TORCHRUN, "MASTER_PORT": "65535", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "torchrun: MASTER_PORT must be less than 65535, for rank 0 listens behind it, got 65535",
+        ),
         ({**TORCHRUN, "RANK": "x"}, "torchrun: RANK must be a whole number, got 'x'"),
         (
             {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x3"},

@@ -66,8 +66,8 @@ def test_a_long_message_is_not_waited_for() -> None:
                 store.receive(ours, 1 << 16)
 
 
-def test_a_rank_0_without_the_token_is_refused() -> None:
-    """Whoever listens in its place cannot make the proof that the token is known."""
+def answered(answer: bytes) -> socket.socket:
+    """Rank 1 joins somebody who greets as rank 0 does, and then sends this answer."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def pretend() -> None:
@@ -76,14 +76,41 @@ def test_a_rank_0_without_the_token_is_refused() -> None:
             connection.sendall(store.MAGIC + b"0" * 16)
             store.receive(connection, 1 << 16)
             store.receive(connection, 64)
-            store.send(connection, json.dumps({"welcome": "00" * 32}).encode())
+            store.send(connection, answer)
 
     one = Launch("by hand", 1, 3, 1, 3, host="127.0.0.1", ports=(1,), run_id="run", token="secret")
     thread = threading.Thread(target=pretend)
     thread.start()
     try:
-        with pytest.raises(store.Refused, match="^rank 0 does not know the token$"):
-            store._join(one, one.token, "127.0.0.1", listener.getsockname()[1], time.monotonic() + 60, 60.0)
+        return store._join(one, one.token, "127.0.0.1", listener.getsockname()[1], time.monotonic() + 60, 60.0)
     finally:
         listener.close()
         thread.join()
+
+
+@pytest.mark.parametrize("proof", ["00" * 32, "\u00e9", "", 3])
+def test_a_rank_0_without_the_token_is_refused(proof: object) -> None:
+    """Whoever listens in its place cannot make the proof that the token is known."""
+    with pytest.raises(store.Refused, match="^rank 0 does not know the token$"):
+        answered(json.dumps({"welcome": proof}).encode())
+
+
+@pytest.mark.parametrize("answer", [b"5", b"null", b"[]", b"{}", b'"refused"', b"\xff", b"[" * 60_000])
+def test_an_answer_that_is_none_is_a_stranger(answer: bytes) -> None:
+    """The rank tries the other ports, and again."""
+    with pytest.raises(store.NO_GREETING):
+        answered(answer)
+
+
+def test_a_rank_goes_on_after_a_stranger(monkeypatch) -> None:
+    """Of every kind."""
+    strangers = iter((*(kind() for kind in store.NO_GREETING), None))
+
+    def join(*_: object) -> str:
+        if (error := next(strangers)) is not None:
+            raise error
+        return "the connection"
+
+    monkeypatch.setattr(store, "_join", join)
+    one = Launch("by hand", 1, 3, 1, 3, host="127.0.0.1", ports=(1, 2), run_id="run", token="secret")
+    assert store._connect(one, time.monotonic() + 60, 60.0, 0, 0) == "the connection"

@@ -122,6 +122,10 @@ def _torchrun(env: Mapping[str, str]) -> Launch:
     port = _port(env, "MASTER_PORT", name)
     ports = (port,)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself listens on MASTER_PORT
+        if port == 65535:
+            raise ConfigError(
+                f"distributed: {name}: MASTER_PORT must be less than 65535, for rank 0 listens behind it, got {port}"
+            )
         ports = tuple(range(port + 1, min(port + AGENT_PORTS, 65535) + 1))
     restart = _int(env, "TORCHELASTIC_RESTART_COUNT", name, 0)
     run = f"{env.get('TORCHELASTIC_RUN_ID', '')}@{host}:{port}"

@@ -262,7 +262,7 @@ def _connect(launch: Launch, deadline: float, timeout: float, channel: int, foun
                 refused = error
                 if error.final:
                     raise ConfigError(f"distributed: rank {launch.rank} was refused: {error}") from None
-            except (OSError, ValueError, EOFError):
+            except NO_GREETING:
                 pass  # not there yet, or a stranger
         if time.monotonic() >= deadline:
             where = launch.file or f"{launch.host} port {', '.join(map(str, launch.ports))}"
@@ -315,9 +315,12 @@ def _join(
         send(connection, hello)
         send(connection, _mac(token, bytes(theirs[len(MAGIC) :]) + hello))
         answer = json.loads(receive(connection, _LONGEST_HELLO))
+        if not isinstance(answer, dict) or not {"refused", "welcome"} & answer.keys():
+            raise ValueError("no answer of rank 0")
         if "refused" in answer:
             raise Refused(str(answer["refused"]), bool(answer.get("final")))
-        if not hmac.compare_digest(str(answer["welcome"]), _mac(token, mine + bytes(theirs[len(MAGIC) :])).hex()):
+        proof = _mac(token, mine + bytes(theirs[len(MAGIC) :])).hex()
+        if not hmac.compare_digest(ascii(answer["welcome"]), ascii(proof)):
             raise Refused("rank 0 does not know the token", True)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
