@@ -256,6 +256,11 @@ def test_names_of_runs(tmp_path, monkeypatch) -> None:
     assert (config.out, config.name, checkpoint) == ("runs/tiny-5", "tiny-5", None)
     config, _, _ = rundir.plan({"name": "mine", "device": "cpu"}, pytest.fail)
     assert (config.out, config.name) == ("runs/mine", "mine")
+    model = tmp_path / "a[b]*"  # a directory may have any name
+    for path in (model, tmp_path / "runs" / "a[b]*-2", tmp_path / "runs" / "ab-7"):
+        os.makedirs(path)
+    config, _, _ = rundir.plan({"model.preset": os.fspath(model), "device": "cpu"}, pytest.fail)
+    assert config.out == "runs/a[b]*-3"
 
 
 def test_a_run_that_is_resumed_has_its_place(tmp_path) -> None:

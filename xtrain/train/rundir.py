@@ -129,7 +129,7 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
     stem = preset if preset in PRESETS else Path(preset).resolve().name
     numbers = [
         int(match[1])
-        for path in Path(RUNS).glob(f"{stem}-*")
+        for path in Path(RUNS).glob("*")
         if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", path.name))
     ]
     return Path(RUNS) / f"{stem}-{max(numbers, default=0) + 1}", set()
