@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -573,6 +574,12 @@ def _toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(value) if any(c in repr(value) for c in ".en") else f"{value!r}.0"
-    if isinstance(value, str):
-        return json.dumps(value)
-    return str(value)
+    return _toml_text(value) if isinstance(value, str) else str(value)
+
+
+def _toml_text(text: str) -> str:
+    """`text` as a string of TOML. Characters are written as they are, because JSON spells some by two escapes, which
+    TOML refuses. A lone surrogate, which stands for a byte that is no UTF-8, keeps its escape: readers refuse that.
+    """
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", quoted)
