@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _C
 from .._C import Tensor
+from ..optim.optimizer import HAVE_MASTERS
 from .bank import Bank, Segment
 
 
@@ -33,7 +34,7 @@ class Owned:
         self.count = bank.length // size
         self.begin = rank * self.count
         self.segments: list[Segment] = bank.segments(self.begin, self.begin + self.count)
-        self.has_masters = bank.dtype in (_C.bfloat16, _C.float16)
+        self.has_masters = bank.dtype in HAVE_MASTERS
         self.of_muon = "momentum_buffer" in names
         self.direct = size == 1 and not self.of_muon
         needed = self.has_masters or not self.direct

@@ -12,7 +12,6 @@ from .._types import is_real
 from ..autograd import no_grad
 from .optimizer import RatesOnDevice, as_tuple
 
-_16_BIT = (_C.bfloat16, _C.float16)
 _L = list[Tensor]
 # params, grads, exp_avgs, exp_avg_sqs, masters, steps, lrs; for each group a row: its index, the count of its
 # parameters, beta1, beta2, eps, weight decay
@@ -113,15 +112,8 @@ class AdamW(RatesOnDevice):
             raise ValueError(f"{self._name}: betas must be two numbers in [0, 1), got {betas!r}")
 
     def _start(self, param: Tensor) -> _State:
-        wide = _C.float64 if param.dtype == _C.float64 else _C.float32
-        state = {
-            "step": _C.full((), 0, _C.int64, param.device),
-            "exp_avg": _C.full(param.shape, 0, wide, param.device),
-            "exp_avg_sq": _C.full(param.shape, 0, wide, param.device),
-        }
-        if param.dtype in _16_BIT:
-            state["master"] = param.detach().to(_C.float32)
-        return _State(state)
+        step = _C.full((), 0, _C.int64, param.device)
+        return _State({"step": step, **self._new_state(param, "exp_avg", "exp_avg_sq")})
 
     def _state_of(self, param: Tensor) -> _State:
         """The state of `param`: started, or made of the mapping that was put in its place, when it is not there yet."""
@@ -148,12 +140,7 @@ class AdamW(RatesOnDevice):
                 f"load_state_dict: step of parameter {number} must be less than 2**40, got {loaded['step']}"
             )
         loaded["step"] = _C.full((), loaded["step"], _C.int64, param.device)
-        wide = _C.float64 if param.dtype == _C.float64 else _C.float32
-        for name in self._moments:
-            if name in loaded:
-                loaded[name] = loaded[name].to(wide)
-        if param.dtype in _16_BIT and "master" not in loaded:
-            loaded["master"] = param.detach().to(_C.float32)
+        self._widen(param, loaded)
         return _State(dict(loaded))
 
     def _plain_state(self) -> dict[Tensor, dict[str, Any]]:

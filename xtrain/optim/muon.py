@@ -10,9 +10,8 @@ from .. import _C
 from .._C import Tensor
 from .._types import is_real
 from ..autograd import no_grad
-from .optimizer import RatesOnDevice, as_tuple
+from .optimizer import HAVE_MASTERS, RatesOnDevice, as_tuple
 
-_16_BIT = (_C.bfloat16, _C.float16)
 _MOST_STEPS = 99
 _MOST_ELEMENTS = 1 << 26  # of the matrices of one call, unless one alone has more: its scratch is 2 to 4 times that
 _RATIOS = (None, "original", "match_rms_adamw")
@@ -81,11 +80,7 @@ class Muon(RatesOnDevice):
     def _state_of(self, param: Tensor) -> MutableMapping[str, Any]:
         state = self.state.get(param)
         if state is None:
-            wide = _C.float64 if param.dtype == _C.float64 else _C.float32
-            state = {"momentum_buffer": _C.full(param.shape, 0, wide, param.device)}
-            if param.dtype in _16_BIT:
-                state["master"] = param.detach().to(_C.float32)
-            self.state[param] = state
+            state = self.state[param] = self._new_state(param, "momentum_buffer")
         return state
 
     def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> MutableMapping[str, Any]:
@@ -95,12 +90,7 @@ class Muon(RatesOnDevice):
                 f"load_state_dict: state of parameter {number} must have momentum_buffer, "
                 f"got {', '.join(loaded) or 'nothing'}"
             )
-        wide = _C.float64 if param.dtype == _C.float64 else _C.float32
-        for name in self._moments:
-            if name in loaded:
-                loaded[name] = loaded[name].to(wide)
-        if param.dtype in _16_BIT and "master" not in loaded:
-            loaded["master"] = param.detach().to(_C.float32)
+        self._widen(param, loaded)
         return loaded
 
     def interrupted(self) -> bool:
@@ -143,7 +133,7 @@ class Muon(RatesOnDevice):
                         batch,
                         [param.grad for param in batch],
                         [state["momentum_buffer"] for state in states],
-                        [state["master"] for state in states] if batch[0].dtype in _16_BIT else [],
+                        [state["master"] for state in states] if batch[0].dtype in HAVE_MASTERS else [],
                         rate,
                         *muon_numbers(group, batch[0]),
                         guard,

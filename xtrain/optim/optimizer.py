@@ -10,6 +10,8 @@ from .. import _C
 from .._C import Tensor
 from .._types import is_real
 
+HAVE_MASTERS = (_C.bfloat16, _C.float16)  # parameters whose exact values are in float32
+
 
 def as_tuple(value: Any) -> Any:
     """An iterable as a tuple, anything else as it is. Having __iter__ is not enough: a 0-dim tensor has it."""
@@ -194,6 +196,24 @@ class Optimizer:
                 value = value.detach().to(param.device).clone()
             loaded[name] = value
         return loaded
+
+    @staticmethod
+    def _new_state(param: Tensor, *names: str) -> dict[str, Tensor]:
+        """Zeros by these names, in float32 (float64 for float64), and the master of a 16-bit parameter."""
+        wide = _C.float64 if param.dtype == _C.float64 else _C.float32
+        state = {name: _C.full(param.shape, 0, wide, param.device) for name in names}
+        if param.dtype in HAVE_MASTERS:
+            state["master"] = param.detach().to(_C.float32)
+        return state
+
+    def _widen(self, param: Tensor, loaded: MutableMapping[str, Any]) -> None:
+        """Give a loaded state the dtypes of _new_state, and a master that it lacks."""
+        wide = _C.float64 if param.dtype == _C.float64 else _C.float32
+        for name in self._moments:
+            if name in loaded:
+                loaded[name] = loaded[name].to(wide)
+        if param.dtype in HAVE_MASTERS and "master" not in loaded:
+            loaded["master"] = param.detach().to(_C.float32)
 
     @staticmethod
     def _load_step(number: int, value: Any) -> int:

@@ -253,10 +253,10 @@ def _record(path: Path, name: str, entry: Any, number: int) -> Record:
     size: Any = entry.get("size")
     pieces: Any = [[size, entry.get("sha256")]] if number == 1 else entry.get("pieces")
     whole = isinstance(pieces, list) and all(
-        isinstance(piece, list) and len(piece) == 2 and _is_count(piece[0]) and isinstance(piece[1], str)
+        isinstance(piece, list) and len(piece) == 2 and is_count(piece[0]) and isinstance(piece[1], str)
         for piece in pieces
     )
-    if not whole or not _is_count(size) or sum(piece[0] for piece in pieces) != size:
+    if not whole or not is_count(size) or sum(piece[0] for piece in pieces) != size:
         raise CheckpointError(
             f"{path} must list the pieces of {shown(name)[1:-1]}, and their sizes must add up to its size"
         )
@@ -264,5 +264,6 @@ def _record(path: Path, name: str, entry: Any, number: int) -> Record:
     return Record(size, list(itertools.accumulate(p[0] for p in pieces)), [p[1] for p in pieces], number == 1)
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether a JSON value is a number of bytes or elements: whole, and in [0, 2**63)."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

@@ -18,7 +18,7 @@ from .. import _C
 from .._C import Tensor
 from ..errors import CheckpointError, shown
 from .directory import PathLike
-from .reader import CheckedFile
+from .reader import CheckedFile, is_count
 
 MAX_HEADER = 100_000_000
 # The format's dtype names and their bits; those in _NAMES can become tensors, the others are only measured.
@@ -128,10 +128,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
 def plain(name: str | None) -> str:
     """A name of a file as it is, or as text of one short line."""
     return name if name is not None and name.isprintable() and len(name) <= 100 else shown(name)
@@ -144,9 +140,9 @@ def _entry(path: str, name: str, item: Any, base: int) -> Entry:
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise CheckpointError(f"{where} has unknown dtype {shown(dtype)}")
-    if not isinstance(shape, list) or not all(map(_whole, shape)):
+    if not isinstance(shape, list) or not all(map(is_count, shape)):
         raise CheckpointError(f"{where} must have a shape of whole numbers, got {shape!r:.100}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)) or offsets[0] > offsets[1]:
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)) or offsets[0] > offsets[1]:
         raise CheckpointError(f"{where} must have data_offsets [begin, end], got {offsets!r:.100}")
     count = 1
     for extent in shape:
