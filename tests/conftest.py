@@ -35,20 +35,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_state(request):
-    """Every test starts from seed 0 and may not leave gradient mode, threads or backends changed."""
+    """Every test starts from seed 0 and with the same settings. One that leaves gradient mode or TF32 changed fails."""
     threads, device = _C.get_num_threads(), _C.get_default_device()
     if request.node.get_closest_marker("on_cpu"):
         _C.set_default_device("cpu")
     _C.manual_seed(0)
     yield
+    grad, tf32 = _C.is_grad_enabled(), _C.tf32()
     _C.set_default_device(device)
     _C.set_num_threads(threads)
     _C.use_gemm_backend(None)
     _C.use_attention_backend(None)
-    assert _C.is_grad_enabled(), "the test left gradient mode off"
-    _C.set_grad_enabled(True)
-    tf32 = _C.tf32()
+    _C.set_grad_enabled(True)  # whatever this test did, the next one starts right
     _C.allow_tf32(False)
+    assert grad, "the test left gradient mode off"
     assert not tf32, "the test left TF32 on"
 
 
