@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 Buffer = bytes | bytearray | memoryview
-Route = Callable[[int, int, list[list[Buffer]]], list[Buffer]]  # (rank, world size, what each sent) -> what it gets
+Route = Callable[[int, list[list[Buffer]]], list[Buffer]]  # (rank, what each rank sent) -> what it gets
 
 _HEAD = struct.Struct("<4sBQII")  # magic, kind, number of the exchange, bytes of the name, sections
 _MAGIC = b"XTX1"
@@ -77,12 +77,12 @@ def _typed(name: str, t: Tensor) -> str:
     return f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
 
 
-def to_all(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+def to_all(rank: int, sent: list[list[Buffer]]) -> list[Buffer]:
     """Everybody gets the first section of everybody."""
     return [sections[0] for sections in sent]
 
 
-def one_each(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+def one_each(rank: int, sent: list[list[Buffer]]) -> list[Buffer]:
     """Section j goes to rank j."""
     return [sections[rank] for sections in sent]
 
@@ -93,7 +93,7 @@ class FromOne:
     def __init__(self, source: int) -> None:
         self.source = source
 
-    def __call__(self, rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+    def __call__(self, rank: int, sent: list[list[Buffer]]) -> list[Buffer]:
         return [sent[self.source][0]]
 
 
@@ -292,10 +292,10 @@ class HostPlane:
                     waiting.unregister(key.fileobj)
         for rank, connection in self._connections.items():
             try:
-                _send(connection, _ANSWER, self._number, b"", route(rank, self.world_size, sent))
+                _send(connection, _ANSWER, self._number, b"", route(rank, sent))
             except OSError:
                 self._fail(f"distributed: rank {rank} left without a word", rank)
-        return route(0, self.world_size, sent)
+        return route(0, sent)
 
     def _diverged(self, first: bytes, rank: int, other: bytes) -> str:
         """The sentence about this exchange, which is not the same on rank 0 and on another one."""
