@@ -384,7 +384,7 @@ def test_places_in_a_token_file(tmp_path, monkeypatch) -> None:
     largest = max(sizes for name, (_, sizes) in sections.items() if name.startswith("tokenizer/"))
     for name, limit, words in (
         ("_LARGEST_INDEX", size, "its header says"),
-        ("_LARGEST_TOKENIZER", largest, "it has no tokenizer.json"),
+        ("_LARGEST_TOKENIZER", largest, "a file of its tokenizer is too large"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(token_files, name, limit)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer
+from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer, with_template
 from .file_array import FileArray, Segment, part
 from .identity import identity, same_data
 from .loader import IGNORED, Loader, Windows
@@ -304,7 +304,7 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
     known = all(file.text_bytes for file in files)
     text_bytes, count = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
     vocab = _vocabulary(files)
-    tokenizer = own or given or ByteTokenizer()
+    tokenizer = with_template(own, given or own) if own is not None else given or ByteTokenizer()
     fits = own is not None or tokenizer.vocab_size >= vocab
     masked = any(file.loss_mask is not None for file in files)
     return Corpus(
@@ -322,14 +322,16 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
 
 
 def _common_tokenizer(paths: list[str], files: list[TokenFile], given: Tokenizer | None) -> Tokenizer | None:
-    """The tokenizer that the files hold, or None. DataError where two differ, or one is not that of the model."""
+    """The tokenizer that the files hold, one with a chat template where there is one; None where they hold none.
+    DataError where two differ, or one is not that of the model.
+    """
     own = [(path, file.tokenizer) for path, file in zip(paths, files, strict=True) if file.tokenizer is not None]
     for path, tokenizer in own:
         if given is not None and not same_tokenizer(tokenizer, given):
             raise DataError(f"data: {path} was made by another tokenizer than that of the model")
         if not same_tokenizer(tokenizer, own[0][1]):
             raise DataError(f"data: {path} and {own[0][0]} were made by different tokenizers")
-    return own[0][1] if own else None
+    return with_template(*(tokenizer for _, tokenizer in own)) if own else None
 
 
 def _vocabulary(files: list[TokenFile]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DataError, shown
-from ..tokenizers import ByteTokenizer, ChatTemplate, FileTokenizer, Tokenizer
+from ..tokenizers import ByteTokenizer, ChatTemplate, FileTokenizer, Tokenizer, has_template
 from .readers import KINDS, Document, text_bytes
 
 _BATCH, _BATCH_BYTES = 1024, 1 << 24  # texts, and bytes of them, that are encoded at once
@@ -110,13 +110,15 @@ class Encoder:
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        if not isinstance(self._tokenizer, FileTokenizer):
+        tokenizer = self._tokenizer
+        plain = isinstance(tokenizer, ByteTokenizer) and not has_template(tokenizer.kept)
+        if plain or not isinstance(tokenizer, (ByteTokenizer, FileTokenizer)):
             raise DataError("data: messages need a tokenizer with a chat template: --tokenizer DIR")
-        return ChatTemplate(self._tokenizer.files(), self._tokenizer.name)
+        return ChatTemplate(tokenizer.files(), tokenizer.name)
 
     def _encode_messages(self, place: str, messages: Any) -> Encoded:
         template, tokenizer = self._template, self._tokenizer
-        assert isinstance(tokenizer, FileTokenizer)
+        assert isinstance(tokenizer, (ByteTokenizer, FileTokenizer))
         good = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
         if not good or not all(isinstance(message.get("role"), str) for message in messages):
             raise DataError(f"data: {place}: messages must be a list of objects with a role, got {shown(messages)}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..tokenizers import Tokenizer, same_tokenizer
+from ..tokenizers import Tokenizer, same_tokenizer, with_template
 from .corpus import Corpus, holds_tokens, open_source
 from .loader import IGNORED
 from .mixture import MixedLoader, labels_of, parse_sources, shares_of, sources_text
@@ -125,6 +125,7 @@ def _open_mixture(sources: list[tuple[str, str]], tokenizer: Tokenizer | None, v
             opened[name] = open_source(name, tokenizer or next(iter(known), None), val_fraction)
     parts = [opened[name] for name in names]
     _check_one_tokenizer(parts)
+    made = [part.tokenizer for part in parts if part.tokenizer is not None]
     shares = shares_of(sources)
     bytes_of = [part.bytes_per_token for part in parts]
     mean = sum(float(share) * (size or 0.0) for share, size in zip(shares, bytes_of, strict=True))
@@ -135,7 +136,7 @@ def _open_mixture(sources: list[tuple[str, str]], tokenizer: Tokenizer | None, v
         [segment for part in parts for segment in part.val],
         mean if all(bytes_of) else None,
         max(part.vocab_size for part in parts),
-        parts[0].tokenizer,
+        with_template(*made) if made else None,
         [mask for part in parts for mask in part.train_masks or [None] * len(part.train)],
         [mask for part in parts for mask in part.val_masks or [None] * len(part.val)],
         sources=parts,

@@ -6,6 +6,7 @@ Version 2: a header of 64 bytes, the tokens, sections that begin at multiples of
      "tokenizer": {"kind": "bytes", "files" or "other", "eos": id or null},
      "required": [names of sections that no reader may ignore]}
 
+"tokenizer/..." are files: all of a tokenizer of files; of bytes those that a byte-level model keeps, a chat template.
 "documents" are uint64: the first token of each document, in order. "loss_mask", which is required where it is there,
 are uint8, one for each token: 1 where the token is learned, 0 where it is only read. Version 1 ends with the tokens.
 """
@@ -142,15 +143,19 @@ def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: b
                 f"got {size}"
             )
         found.loss_mask = FileArray(file, np.uint8, at, size)
-    if kind != "files":  # bytes, or a tokenizer that has no files
-        found.tokenizer = ByteTokenizer() if kind == "bytes" else None
+    if kind not in ("files", "bytes"):  # a tokenizer that has no files
         return
     files = {name.removeprefix("tokenizer/"): place for name, place in places.items() if name.startswith("tokenizer/")}
-    if "tokenizer.json" not in files or any(size > _LARGEST_TOKENIZER for _, size in files.values()):
+    if any(size > _LARGEST_TOKENIZER for _, size in files.values()):
+        raise DataError(f"data: {file.path} is damaged: a file of its tokenizer is too large")
+    if kind == "files" and "tokenizer.json" not in files:
         raise DataError(f"data: {file.path} is damaged: it has no tokenizer.json")
     if not with_tokenizer:
         return
     contents = {name: _bytes(file, *place) for name, place in files.items()}
+    if kind == "bytes":
+        found.tokenizer = ByteTokenizer(contents)
+        return
     found.tokenizer = FileTokenizer(StoredFiles(Path(file.path), contents))
     found.tokenizer.eos = eos
 
@@ -184,14 +189,17 @@ def write_index(
     documents, tokenizer: None where they are not known. mask: a byte for each token, or nothing where all are learned.
     """
     sections: dict[str, tuple[int, int]] = {}
-    files = {} if tokenizer is None or type(tokenizer) is ByteTokenizer else tokenizer.files()
-    kind = "bytes" if type(tokenizer) is ByteTokenizer else "files" if type(tokenizer) is FileTokenizer else "other"
+    kind, files = "other", {}
+    if isinstance(tokenizer, ByteTokenizer) and type(tokenizer) is ByteTokenizer:
+        kind, files = "bytes", tokenizer.kept
+    elif isinstance(tokenizer, FileTokenizer) and type(tokenizer) is FileTokenizer:
+        kind, files = "files", tokenizer.files()
     parts: dict[str, bytes] = {}
     if documents is not None:
         parts["documents"] = np.frombuffer(documents, np.uint64).astype("<u8").tobytes()
     if mask:
         parts["loss_mask"] = bytes(mask)
-    parts |= {f"tokenizer/{name}": data for name, data in files.items()} if kind == "files" else {}
+    parts |= {f"tokenizer/{name}": data for name, data in files.items()}
     for name, data in parts.items():
         stream.write(b"\0" * (-stream.tell() % 64))
         sections[name] = stream.tell(), len(data)

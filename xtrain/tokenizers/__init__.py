@@ -5,6 +5,7 @@ Raw bytes, or the tokenizer.json of a model directory (needs the package `tokeni
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 from .._types import Tokenizer
 from ..errors import DataError
 from ..saving import DirectoryReader
-from .byte_level import EOS_BYTE, ByteTokenizer
-from .chat import ChatTemplate
+from .byte_level import EOS_BYTE, KEPT, ByteTokenizer
+from .chat import ChatTemplate, has_template
 from .from_file import FileTokenizer, StoredFiles, is_bytes
 from .training import END, train_tokenizer
 
@@ -26,9 +27,11 @@ __all__ = [
     "StoredFiles",
     "Tokenizer",
     "find_tokenizer",
+    "has_template",
     "load_tokenizer",
     "same_tokenizer",
     "train_tokenizer",
+    "with_template",
 ]
 
 
@@ -42,7 +45,7 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
         return FileTokenizer(reader)
     # A tokenizer_config.json that is not ours belongs to a tokenizer that nobody reads here, as its template does.
     foreign = reader.has("tokenizer_config.json") and not ours
-    names = () if foreign else ("tokenizer_config.json", "chat_template.jinja")
+    names = () if foreign else KEPT
     return ByteTokenizer({name: reader.read(name) for name in names if reader.has(name)})
 
 
@@ -58,6 +61,17 @@ def same_tokenizer(a: Tokenizer, b: Tokenizer) -> bool:
     if not (isinstance(a, FileTokenizer) and isinstance(b, FileTokenizer)):
         return type(a) is type(b)
     return _content(a) == _content(b)
+
+
+def with_template(first: Tokenizer, *others: Tokenizer) -> Tokenizer:
+    """Of tokenizers that make the same tokens the first with a chat template, and `first` where none has one. Documents
+    end with the token of `first`.
+    """
+    found = next((one for one in (first, *others) if has_template(one.files())), first)
+    if found.eos != first.eos:
+        found = copy.copy(found)
+        found.eos = first.eos
+    return found
 
 
 def _content(tokenizer: FileTokenizer) -> Any:

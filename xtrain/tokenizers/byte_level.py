@@ -8,23 +8,38 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DataError
+
+KEPT = ("tokenizer_config.json", "chat_template.jinja")  # files of a directory that a byte-level model keeps
 EOS_BYTE = 0  # ends a document; text does not contain it
 
 
 class ByteTokenizer:
     """Token id = byte value. Vocabulary 256; byte 0 separates documents. kept: files {name: content} of its directory,
-    such as a chat template, which `files` returns as they are.
+    those of KEPT, which `files` returns as they are.
     """
 
     vocab_size = 256
     eos: int | None = EOS_BYTE
+    name = "the byte-level tokenizer"  # in messages
 
     def __init__(self, kept: Mapping[str, bytes] | None = None) -> None:
-        self._kept = dict(kept or {})
+        self.kept = {name: data for name, data in (kept or {}).items() if name in KEPT}
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text` as uint8 [len(text)]."""
         return np.frombuffer(text, np.uint8)
+
+    def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """As FileTokenizer.encode_with_places; all bytes of a character have its place. DataError for a text that has
+        half of a surrogate pair.
+        """
+        try:
+            ids = self.encode(text.encode())
+        except UnicodeEncodeError:
+            raise DataError("its messages must be text, got one that is no Unicode") from None
+        character = np.cumsum((ids & 0xC0) != 0x80) - 1  # bytes 10xxxxxx continue a character
+        return ids, np.stack([character, character + 1], axis=1)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8, and ids of a larger vocabulary, become U+FFFD."""
@@ -65,7 +80,7 @@ class ByteTokenizer:
             "clean_up_tokenization_spaces": False,
             "xtrain": "bytes",
         }
-        return {"tokenizer.json": _json(tokenizer), "tokenizer_config.json": _json(settings), **self._kept}
+        return {"tokenizer.json": _json(tokenizer), "tokenizer_config.json": _json(settings), **self.kept}
 
 
 def _byte_alphabet() -> list[str]:

@@ -25,14 +25,9 @@ class ChatTemplate:
 
     def __init__(self, files: Mapping[str, bytes], name: object = "the tokenizer") -> None:
         self.name = str(name)
-        try:
-            settings = json.loads(files.get("tokenizer_config.json", b"{}"))
-        except (ValueError, RecursionError):
-            settings = {}
-        settings = settings if isinstance(settings, dict) else {}
-        text = files["chat_template.jinja"].decode("utf-8", "replace") if "chat_template.jinja" in files else None
-        text = _default(settings.get("chat_template")) if text is None else text
-        if not isinstance(text, str):
+        settings = _settings(files)
+        text = _text(files, settings)
+        if text is None:
             raise DataError(
                 f"data: {self.name} must have a chat template for messages, and has none in chat_template.jinja or "
                 "tokenizer_config.json"
@@ -106,6 +101,27 @@ class ChatTemplate:
                 )
             found.append((len(before), len(until)))
         return whole, found
+
+
+def has_template(files: Mapping[str, bytes]) -> bool:
+    """Whether the files of a tokenizer hold a chat template, which may be one that cannot be read."""
+    return _text(files, _settings(files)) is not None
+
+
+def _settings(files: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _text(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
+    """The template, unread; None where there is none."""
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode("utf-8", "replace")
+    text = _default(settings.get("chat_template"))
+    return text if isinstance(text, str) else None
 
 
 def _split(text: str) -> tuple[str, list[Span]]:

@@ -19,7 +19,7 @@ from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
 from ..models.registry import Architecture, architecture
 from ..nn.lora import ALL_LINEAR, lora_layers
-from ..tokenizers import find_tokenizer, load_tokenizer, same_tokenizer
+from ..tokenizers import find_tokenizer, load_tokenizer, same_tokenizer, with_template
 from .config import OptimConfig, TrainConfig, resolve_model
 from .memory import check_model_fits
 
@@ -48,8 +48,9 @@ def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[st
 
 def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
-    option `tokenizer`, else that of the data, else bytes. A directory with weights and no tokenizer knows
-    bytes. own: the model is given as an object, and the option `model` names no directory.
+    option `tokenizer`, else that of the data, else bytes. A directory with weights and no tokenizer knows bytes. Of
+    data, option and model the first that has a chat template lends it to the corpus, so that a model with one keeps it.
+    own: the model is given as an object, and the option `model` names no directory.
     """
     source = checkpoint
     if source is None and not own and config.model.preset not in PRESETS:
@@ -63,7 +64,7 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False)
         given = find_tokenizer(config.tokenizer)
         if tokenizer is not None and not same_tokenizer(given, tokenizer):
             raise ConfigError(f"tokenizer must be that of the model {source}, got {config.tokenizer}")
-        tokenizer = given
+        tokenizer = given if tokenizer is None else with_template(given, tokenizer)
     return open_data(config.data, tokenizer, config.val_fraction)
 
 
