@@ -34,24 +34,27 @@ template <typename I, typename P> __device__ inline XtSeen<I> xt_document(const 
     return {first < 0 ? 0 : first < i ? first : i, last > tokens ? tokens : last > i + 1 ? last : i + 1};
 }
 
-/* The keys that query i of entry b sees. */
-template <typename I, typename P> __device__ inline XtSeen<I> xt_seen(const P &p, int64_t b, I i) {
+/* The keys that query i sees, whose document has these tokens: all keys where there are no documents. */
+template <typename I, typename P> __device__ inline XtSeen<I> xt_seen_within(const P &p, XtSeen<I> seen, I i) {
     const I past = (I)(p.skv - p.sq), place = i + past;
-    XtSeen<I> seen = {0, (I)p.skv};
-    if (p.documents) seen = xt_document<I>(p, b, i);
     if (p.causal) seen.end = seen.end < place + 1 ? seen.end : place + 1;
     if (p.window > 0) seen.begin = seen.begin > place + 1 - (I)p.window ? seen.begin : place + 1 - (I)p.window;
     return seen.end > seen.begin ? seen : XtSeen<I>{seen.begin, seen.begin};
 }
 
-/* The queries that see key j of entry b. */
-template <typename I, typename P> __device__ inline XtSeen<I> xt_seen_by(const P &p, int64_t b, I j) {
+/* The queries that see key j, whose document has these tokens: all queries where there are no documents. */
+template <typename I, typename P> __device__ inline XtSeen<I> xt_seen_by_within(const P &p, XtSeen<I> by, I j) {
     const I past = (I)(p.skv - p.sq);
-    XtSeen<I> by = {0, (I)p.sq};
-    if (p.documents) by = xt_document<I>(p, b, j);
     if (p.causal) by.begin = by.begin > j - past ? by.begin : j - past;
     if (p.window > 0) by.end = by.end < j - past + (I)p.window ? by.end : j - past + (I)p.window;
     return by.end > by.begin ? by : XtSeen<I>{by.begin, by.begin};
+}
+/* The keys that query i of entry b sees, and the queries that see key j. */
+template <typename I, typename P> __device__ inline XtSeen<I> xt_seen(const P &p, int64_t b, I i) {
+    return xt_seen_within<I>(p, p.documents ? xt_document<I>(p, b, i) : XtSeen<I>{0, (I)p.skv}, i);
+}
+template <typename I, typename P> __device__ inline XtSeen<I> xt_seen_by(const P &p, int64_t b, I j) {
+    return xt_seen_by_within<I>(p, p.documents ? xt_document<I>(p, b, j) : XtSeen<I>{0, (I)p.sq}, j);
 }
 
 /* ---- a softcap --------------------------------------------------------------------------------------------------------------- */

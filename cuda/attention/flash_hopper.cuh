@@ -30,20 +30,21 @@ typedef struct HopperOrder {
 typedef struct HopperTile {
     int block, head; // 0 is the longest
 } HopperTile;
-/* What the copying thread tells the other roles of a claimed tile, so that they divide and read nothing: block -1 where there is none.
- * With documents or a window, also the tiles of the other side, from begin to end. falling: flash_hopper_ordered.cuh. */
+/* What the copying thread tells the other roles of a claimed tile, so that they do not divide, and read only where documents meet:
+ * block -1 where there is none. falling: flash_hopper_ordered.cuh. With documents or a window, also where the document of the tile's
+ * first row begins, where that of the last ends, and whether it is one: 0, all tokens of the other side, true without documents. */
 typedef struct HopperWork {
-    int block, batch, head, falling, begin, end;
+    int block, batch, head, falling, low, high, one;
 } HopperWork;
 constexpr int HOPPER_WORK_BYTES = 32;
 template <bool SPANS> __device__ inline void hopper_put_work(uint32_t to, const HopperWork &work) {
     xt_put_words(to, {(unsigned)work.block, (unsigned)work.batch, (unsigned)work.head, (unsigned)work.falling});
-    if (SPANS) xt_put_words(to + 16, {(unsigned)work.begin, (unsigned)work.end, 0, 0});
+    if (SPANS) xt_put_words(to + 16, {(unsigned)work.low, (unsigned)work.high, (unsigned)work.one, 0});
 }
 template <bool SPANS> __device__ inline HopperWork hopper_get_work(uint32_t from) {
     uint4 x = xt_get_words(from), y = {};
     if (SPANS) y = xt_get_words(from + 16);
-    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w, (int)y.x, (int)y.y};
+    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w, (int)y.x, (int)y.y, (int)y.z};
 }
 
 /* Tiles claimed, and blocks that will claim no more. The last block sets both back to 0. One pair serves all kernels: they run on one
@@ -113,34 +114,69 @@ __device__ inline void hopper_load(uint32_t to, const CUtensorMap *map, int row,
  * with SPANS: there is a softcap, and xt_bend_of says what becomes of a score. */
 template <typename P> inline bool hopper_spans(const P *p) { return p->documents || p->window > 0 || p->softcap > 0; }
 
-/* Tiles of keys that queries first ... behind - 1 of a sequence see, and tiles of queries that see such keys. */
-template <int TILE, typename Call>
-__device__ inline XtSeen<int> hopper_tiles_seen(const Call &call, int batch, int first, int behind) {
-    int begin = xt_seen<int>(call, batch, first).begin, end = xt_seen<int>(call, batch, behind - 1).end;
-    return {begin / TILE, (end + TILE - 1) / TILE};
-}
-template <int TILE, typename Call>
-__device__ inline XtSeen<int> hopper_tiles_by(const Call &call, int batch, int first, int behind) {
-    int begin = xt_seen_by<int>(call, batch, first).begin, end = xt_seen_by<int>(call, batch, behind - 1).end;
-    return {begin / TILE, (end + TILE - 1) / TILE};
+/* By the copying thread: the documents of a claimed tile with rows first ... last; `tokens` of the other side. */
+template <typename Call>
+__device__ inline void hopper_find_documents(HopperWork &work, const Call &call, int first, int last, int tokens) {
+    work.low = 0, work.high = tokens, work.one = 1;
+    if (!call.documents) return;
+    XtSeen<int> begins = xt_document<int>(call, work.batch, first), ends = xt_document<int>(call, work.batch, last);
+    work.low = begins.begin, work.high = ends.end, work.one = begins.begin == ends.begin && begins.end == ends.end;
 }
 
-/* The spans of a thread's two rows, and what all 64 rows of its warpgroup have in common. Rows from `rows` on are taken for the last. */
+/* Keys that query i sees, and queries that see key i, of a tile's rows: memory is read only where documents meet in the tile. */
+template <typename Call> __device__ inline XtSeen<int> hopper_seen(const Call &call, const HopperWork &work, int i) {
+    XtSeen<int> document = {work.low, work.high};
+    return xt_seen_within<int>(call, work.one ? document : xt_document<int>(call, work.batch, i), i);
+}
+template <typename Call> __device__ inline XtSeen<int> hopper_seen_by(const Call &call, const HopperWork &work, int i) {
+    XtSeen<int> document = {work.low, work.high};
+    return xt_seen_by_within<int>(call, work.one ? document : xt_document<int>(call, work.batch, i), i);
+}
+/* The tiles of what the first row sees to what the last one does. */
+template <int TILE> __device__ inline XtSeen<int> hopper_tiles(const XtSeen<int> &first, const XtSeen<int> &last) {
+    return {first.begin / TILE, (last.end + TILE - 1) / TILE};
+}
+/* Tiles of keys that a tile's queries first ... last see, and tiles of queries that see such keys. */
+template <int TILE, typename Call>
+__device__ inline XtSeen<int> hopper_tiles_seen(const Call &call, const HopperWork &work, int first, int last) {
+    XtSeen<int> documents = {work.low, work.high};
+    return hopper_tiles<TILE>(xt_seen_within<int>(call, documents, first), xt_seen_within<int>(call, documents, last));
+}
+template <int TILE, typename Call>
+__device__ inline XtSeen<int> hopper_tiles_by(const Call &call, const HopperWork &work, int first, int last) {
+    XtSeen<int> documents = {work.low, work.high};
+    return hopper_tiles<TILE>(xt_seen_by_within<int>(call, documents, first), xt_seen_by_within<int>(call, documents, last));
+}
+
+/* The spans of a thread's two rows, and of the first and the last of its warpgroup's 64. Rows from `rows` on are taken for the last. */
 typedef struct HopperSpans {
-    XtSeen<int> row[2], all;
-    template <typename F> __device__ void read(int first, int mine, int rows, F span) {
+    XtSeen<int> row[2], first, last;
+    template <typename F> __device__ void read(int from, int mine, int rows, F span) {
         row[0] = span(min(mine, rows - 1)), row[1] = span(min(mine + 8, rows - 1));
-        all = {span(min(first + 63, rows - 1)).begin, span(min(first, rows - 1)).end};
+        first = span(min(from, rows - 1)), last = span(min(from + 63, rows - 1));
     }
-    /* Calls f(x) for the elements of a thread's part of a tile that lie outside; `from` is the tile's first column. */
+    /* The warpgroup's tiles within those of the block. */
+    template <int TILE> __device__ XtSeen<int> tiles(const XtSeen<int> &block) const {
+        XtSeen<int> mine = hopper_tiles<TILE>(first, last);
+        int begin = max(block.begin, min(block.end, mine.begin));
+        return {begin, max(begin, min(block.end, mine.end))};
+    }
+    /* Calls f(x) for the elements of a thread's part of a tile that lie outside; `from` is the tile's first column. Few tiles cross
+     * both ends. */
     template <int TILE, typename F> __device__ void each_outside(int from, F f) const {
-        if (from >= all.begin && from + TILE <= all.end) return;
-        int begin[2], end[2], column = from + threadIdx.x % 4 * 2;
+        int column = from + threadIdx.x % 4 * 2;
+        if (from < last.begin) {
+            int begin[2] = {row[0].begin - column, row[1].begin - column};
 #pragma unroll
-        for (int half = 0; half < 2; half++) begin[half] = row[half].begin - column, end[half] = row[half].end - column;
+            for (int x = 0; x < TILE / 2; x++)
+                if (x / 4 * 8 + x % 2 < begin[x / 2 % 2]) f(x);
+        }
+        if (from + TILE > first.end) {
+            int end[2] = {row[0].end - column, row[1].end - column};
 #pragma unroll
-        for (int x = 0; x < TILE / 2; x++)
-            if (x / 4 * 8 + x % 2 < begin[x / 2 % 2] || x / 4 * 8 + x % 2 >= end[x / 2 % 2]) f(x);
+            for (int x = 0; x < TILE / 2; x++)
+                if (x / 4 * 8 + x % 2 >= end[x / 2 % 2]) f(x);
+        }
     }
 } HopperSpans;
 

@@ -29,6 +29,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
     auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
     auto first_of = [&](const HopperWork &work) { return (call.order.blocks - 1 - work.block) * ROWS; };
+    auto tiles_of = [&](const HopperWork &work, int first) {
+        if (SPANS) return hopper_tiles_seen<TILE>(call, work, first, min(first + ROWS, sq) - 1);
+        return XtSeen<int>{0, count_of(first)};
+    };
 
     if (threadIdx.x < 128) { // copies
         xt_registers_less<P::COPY_REGISTERS>();
@@ -36,10 +40,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
                 HopperWork work = hopper_work(call.order, hopper_claim(turn), call.heads);
-                if (SPANS && work.block >= 0) {
-                    XtSeen<int> tiles = hopper_tiles_seen<TILE>(call, work.batch, first_of(work), min(first_of(work) + ROWS, sq));
-                    work.begin = tiles.begin, work.end = tiles.end;
-                }
+                if (SPANS && work.block >= 0)
+                    hopper_find_documents(work, call, first_of(work), min(first_of(work) + ROWS, sq) - 1, skv);
                 xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
                 hopper_put_work<SPANS>(at.claim(turn), work);
                 if (work.block < 0) {
@@ -48,8 +50,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 }
                 int b = work.batch, h = work.head, g = h / group, first = first_of(work);
                 hopper_load_own<P>(at.own(turn), maps, first, h, b, at.own_full(turn));
-                int begin = SPANS ? work.begin : 0, end = SPANS ? work.end : count_of(first);
-                for (int j = end - 1; j >= begin; j--, ring.n++) {
+                XtSeen<int> tiles = tiles_of(work, first);
+                for (int j = tiles.end - 1; j >= tiles.begin; j--, ring.n++) {
                     uint32_t full = at.full + 8 * ring.stage();
                     xt_barrier_wait(at.empty + 8 * ring.stage(), ring.parity() ^ 1);
                     xt_barrier_expect(full, 2 * P::TILE_BYTES);
@@ -70,9 +72,19 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             if (work.block < 0) break;
             uint32_t my_q = at.own(turn) + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
             int first = first_of(work), row = first + my_row;
-            int begin = SPANS ? work.begin : 0, last = (SPANS ? work.end : count_of(first)) - 1;
+            XtSeen<int> tiles = tiles_of(work, first), mine = tiles;
             HopperSpans spans;
-            if (SPANS) spans.read(first + 64 * me, row, sq, [&](int i) { return xt_seen<int>(call, work.batch, i); });
+            if (SPANS) {
+                spans.read(first + 64 * me, row, sq, [&](int i) { return hopper_seen(call, work, i); });
+                mine = spans.tiles<TILE>(tiles);
+            }
+            int begin = mine.begin, last = mine.end - 1;
+            auto pass = [&](int count) { // tiles that this warpgroup does not see
+                for (int i = 0; i < count; i++, ring.n++) {
+                    xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
+                    hopper_release_read(at.empty + 8 * ring.stage());
+                }
+            };
             float lse[2], delta[2], dq[D / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t ds[TILE / 16][4];
 #pragma unroll
@@ -84,6 +96,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             }
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dq[i] = 0;
+            if (SPANS) pass(tiles.end - mine.end);
 #pragma unroll 1
             for (int j = last; j >= begin; j--, ring.n++) {
                 uint32_t k_tile = at.tile(ring.stage(), 0);
@@ -122,6 +135,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             }
             xt_wgmma_wait<0>(dq);
             if (P::FLIGHT && last >= begin) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            if (SPANS) pass(begin - tiles.begin);
             xt_named_sync(1 + me, 128); // no warp reads Q any more: its rows hold dQ now
             hopper_write_result<T, D>(call, 0, work.batch, work.head, first + 64 * me, sq, my_q, ROWS * 128, dq, call.scale);
             xt_async_fence(); // the copy engine fills the room next
@@ -149,6 +163,11 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     /* Queries from max(0, j - ahead) on see key j: tiles of queries from top / TILE on. */
     int sq = call.sq, skv = call.skv, ahead = call.causal ? skv - sq : skv, group = call.heads / call.kv_heads;
     int end = (sq + TILE - 1) / TILE;
+    auto tiles_of = [&](const HopperWork &work) {
+        int first = work.block * ROWS;
+        if (SPANS) return hopper_tiles_by<TILE>(call, work, first, min(first + ROWS, skv) - 1);
+        return XtSeen<int>{max(0, first - ahead) / TILE, end};
+    };
 
     if (threadIdx.x < 128) { // copies
         xt_registers_less<P::COPY_REGISTERS>();
@@ -156,11 +175,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
                 HopperWork work = hopper_work(call.order, hopper_claim(turn), call.kv_heads);
-                if (SPANS && work.block >= 0) {
-                    XtSeen<int> tiles =
-                        hopper_tiles_by<TILE>(call, work.batch, work.block * ROWS, min(work.block * ROWS + ROWS, skv));
-                    work.begin = tiles.begin, work.end = tiles.end;
-                }
+                if (SPANS && work.block >= 0)
+                    hopper_find_documents(work, call, work.block * ROWS, min(work.block * ROWS + ROWS, skv) - 1, sq);
                 xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
                 hopper_put_work<SPANS>(at.claim(turn), work);
                 if (work.block < 0) {
@@ -169,9 +185,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 }
                 int b = work.batch, g = work.head, first = work.block * ROWS;
                 hopper_load_own<P>(at.own(turn), maps, first, g, b, at.own_full(turn));
-                int begin = SPANS ? work.begin : max(0, first - ahead) / TILE, behind = SPANS ? work.end : end;
+                XtSeen<int> tiles = tiles_of(work);
                 for (int h = g * group; h < g * group + group; h++)
-                    for (int i = begin; i < behind; i++, ring.n++) {
+                    for (int i = tiles.begin; i < tiles.end; i++, ring.n++) {
                         int s = ring.stage();
                         xt_barrier_wait(at.empty + 8 * s, ring.parity() ^ 1);
                         hopper_load_queries<P>(at.tile(s, 0), at.stats + s * 2 * P::STATS_BYTES, maps, call, i, h, b,
@@ -198,11 +214,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             for (int i = 0; i < PART / 2; i++) dk[i] = 0, dv[i] = 0;
             int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE), my_end = end, last = end;
             HopperSpans spans;
-            if (SPANS) { // of the warpgroup's own keys within those of the block
-                spans.read(my_first, first + my_row, skv, [&](int j) { return xt_seen_by<int>(call, work.batch, j); });
-                XtSeen<int> tiles = hopper_tiles_by<TILE>(call, work.batch, min(my_first, skv - 1), min(my_first + 64, skv));
-                top = work.begin, last = work.end, my_top = max(top, min(last, tiles.begin)),
-                my_end = max(my_top, min(last, tiles.end));
+            if (SPANS) {
+                spans.read(my_first, first + my_row, skv, [&](int j) { return hopper_seen_by(call, work, j); });
+                XtSeen<int> tiles = tiles_of(work), mine = spans.tiles<TILE>(tiles);
+                top = tiles.begin, last = tiles.end, my_top = mine.begin, my_end = mine.end;
             }
             for (int h = 0; h < group; h++) {
                 auto pass = [&](int begin, int end) { // tiles that see no key of this warpgroup
@@ -333,8 +348,9 @@ template <typename T, int D> static void run_delta(const XtAttentionBwd *p, floa
               turns);
 }
 
-/* Seven products. `cache`: of the sections of dQ. */
-template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const XtAttentionBwd *p, int64_t cache = HOPPER_CACHE) {
+/* Seven products. `cache`: of the sections of dQ. SpansDq: dQ of documents and windows. */
+template <typename T, typename Dq, typename Dkv, typename SpansDq = Dq>
+static XtStatus run_seven(const XtAttentionBwd *p, int64_t cache = HOPPER_CACHE) {
     int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, Dkv::TILE) * Dkv::TILE;
     XtScratch stats;
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
@@ -342,7 +358,7 @@ template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const
     run_delta<T, Dq::D>(p, (float *)stats.data, padded, NULL);
     auto both = [&](auto spans, auto capped) {
         constexpr bool SPANS = decltype(spans)::value, CAPPED = decltype(capped)::value;
-        status = run_dq<T, Dq, SPANS, CAPPED>(p, (const float *)stats.data, padded, cache);
+        status = run_dq<T, std::conditional_t<SPANS, SpansDq, Dq>, SPANS, CAPPED>(p, (const float *)stats.data, padded, cache);
         if (status == XT_OK) status = run_dkv<T, Dkv, SPANS, CAPPED>(p, (const float *)stats.data, padded);
     };
     if (p->softcap > 0) both(std::true_type(), std::true_type());
@@ -427,8 +443,10 @@ template <typename T> static XtStatus run(const XtAttentionBwd *p) {
     case HOPPER_256: return run_seven<T, HopperBackward<256, 2, 32, 3, false>, HopperBackward<256, 2, 64, 2, false, true>>(p);
     case HOPPER_128: break;
     }
+    /* With spans, dQ in tiles of 128 rows: they cross fewer documents, and the next tile's operands have room. */
     int64_t cache = p->skv < 16384 ? HOPPER_CACHE : (int64_t)1 << 40; // so long, sections of dQ cost 9 %
-    return run_seven<T, HopperBackward<128, 3, 64, 2, false>, HopperBackward<128, 2, 64, 2, false>>(p, cache);
+    return run_seven<T, HopperBackward<128, 3, 64, 2, false>, HopperBackward<128, 2, 64, 2, false>,
+                     HopperBackward<128, 2, 64, 3, true>>(p, cache);
 }
 XtStatus xt_cuda_attention_flash_hopper_bwd(const XtAttentionBwd *p) {
     return p->dtype == XT_BFLOAT16 ? run<XtBf16>(p) : run<XtF16>(p);

@@ -77,6 +77,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
     auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
     auto first_of = [&](const HopperWork &work) { return (call.order.blocks - 1 - work.block) * ROWS; };
+    auto tiles_of = [&](const HopperWork &work, int first) { // with SPANS
+        return hopper_tiles_seen<TILE>(call, work, first, min(first + ROWS, sq) - 1);
+    };
 
     if (threadIdx.x < 128) { // copies
         xt_registers_less<P::COPY_REGISTERS>();
@@ -85,11 +88,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             HopperRing<P::Q_STAGES> q_ring;
             auto take = [&](int turn) {
                 HopperWork work = hopper_work(call.order, hopper_claim(turn), call.heads);
-                if (SPANS && work.block >= 0) {
-                    int first = first_of(work);
-                    XtSeen<int> tiles = hopper_tiles_seen<TILE>(call, work.batch, first, min(first + ROWS, sq));
-                    work.begin = tiles.begin, work.end = tiles.end;
-                }
+                if (SPANS && work.block >= 0)
+                    hopper_find_documents(work, call, first_of(work), min(first_of(work) + ROWS, sq) - 1, skv);
                 return work;
             };
             HopperWork work = take(0);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_put_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage(), work);
                 if (work.block < 0) break;
                 int b = work.batch, h = work.head, g = h / group, first = first_of(work);
-                int begin = SPANS ? work.begin : 0, end = SPANS ? work.end : count_of(first);
+                int begin = SPANS ? tiles_of(work, first).begin : 0, end = SPANS ? tiles_of(work, first).end : count_of(first);
                 HopperWork next = work;
                 uint32_t q_here = q_full + 8 * q_ring.stage();
                 xt_barrier_expect(q_here, P::Q_BYTES);
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             xt_barrier_wait(q_full + 8 * q_ring.stage(), q_ring.parity());
             HopperWork work = hopper_get_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage());
             if (work.block < 0) break;
-            int first = first_of(work), row = first + my_row, begin = SPANS ? work.begin : 0;
-            int count = SPANS ? work.end - begin : count_of(first);
+            int first = first_of(work), row = first + my_row, begin = SPANS ? tiles_of(work, first).begin : 0;
+            int count = SPANS ? tiles_of(work, first).end - begin : count_of(first);
             HopperSpans spans;
             float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
             float o[D / 2];
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_fence();
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
-                if (SPANS) spans.read(first + 64 * me, row, sq, [&](int i) { return xt_seen<int>(call, work.batch, i); });
+                if (SPANS) spans.read(first + 64 * me, row, sq, [&](int i) { return hopper_seen(call, work, i); });
                 xt_wgmma_wait<0>(s);
                 hopper_release(k_empty + 8 * ring.stage());
                 ring.n++;
@@ -284,8 +284,9 @@ const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p,
 
 /* What won on an H200: docs/worklog/attention-hopper.md. */
 template <typename T, bool SPANS, bool CAPPED> static XtStatus by_dim(const XtAttentionFwd *p) {
-    if (p->dim == 64 && (CAPPED || p->skv < 2048)) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS, CAPPED>(p);
-    if constexpr (!CAPPED) // has no registers for a softcap
+    /* Tiles of 192 rows lose where documents are short, and have no registers for a softcap. */
+    if (p->dim == 64 && (SPANS || p->skv < 2048)) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS, CAPPED>(p);
+    if constexpr (!SPANS)
         if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>, SPANS, CAPPED>(p);
     if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>, SPANS, CAPPED>(p);
     if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>, SPANS, CAPPED>(p);

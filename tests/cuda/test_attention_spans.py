@@ -26,7 +26,8 @@ def attend(backend: str, tensors: list[xt.Tensor], causal: bool, lengths: list |
 
 
 # (queries, keys, causal, lengths of the two rows, window): documents shorter and longer than a tile, of one token, that end at an edge of
-# tiles and inside; windows of one key, of less and more than a tile; queries that see nothing, keys that nobody sees.
+# tiles and inside; windows of one key, of less and more than a tile; queries that see nothing, keys that nobody sees; tiles whose upper
+# and lower rows see other tiles.
 SPANS = [
     (257, 257, True, [[257], [1, 64, 63, 128, 1]], None),
     (300, 300, True, [[5, 200, 95], [100, 100, 100]], 70),
@@ -34,6 +35,8 @@ SPANS = [
     (513, 513, True, None, 129),
     (200, 460, True, None, 65),
     (460, 200, True, None, 1),
+    (720, 720, True, [[330, 390], [64, 500, 156]], None),
+    (520, 520, False, [[330, 190], [64, 456]], None),
 ]
 
 
