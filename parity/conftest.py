@@ -18,7 +18,8 @@ torch.set_num_threads(1)  # small ops take several times the processor time with
 
 @pytest.fixture(autouse=True)
 def clean_state(request):
-    """Every test starts from seed 0 on both sides and leaves backends and gradient mode as they were."""
+    """Every test starts from seed 0 on both sides, with the same settings. One that leaves gradient mode or TF32 changed
+    fails."""
     if request.node.get_closest_marker("on_cpu"):
         _C.set_default_device("cpu")
         torch.set_default_device("cpu")
@@ -29,5 +30,8 @@ def clean_state(request):
     torch.set_default_device(DEVICE)
     _C.use_gemm_backend(None)
     _C.use_attention_backend(None)
-    assert _C.is_grad_enabled()
-    assert not _C.tf32()
+    grad, tf32 = _C.is_grad_enabled(), _C.tf32()
+    _C.set_grad_enabled(True)  # whatever this test did, the next one starts right
+    _C.allow_tf32(False)
+    assert grad, "the test left gradient mode off"
+    assert not tf32, "the test left TF32 on"

@@ -9,9 +9,10 @@
  * whatever MXCSR says (Intel's manual). K is cut at multiples of 32 alone, and zeros fill its end, which change no sum. So the bits of an
  * element follow from its operands: rows, columns and blocks of k are cut to suit threads and caches. They are not those of vdpbf16ps.
  *
- * Linux lends tile registers to a process that asks for them: each signal frame is then 8 KiB larger, and it refuses where a thread's
- * stack for signals has no room for that. By its documentation all threads, also those that run already, and children have what the process has. A piece configures the tiles of its
- * thread and releases them at its end, so that nothing else is slower at switching threads.
+ * Linux grants tile registers to a process that asks for them. Each of its signal frames is then 8 KiB larger, and Linux refuses where a
+ * thread's stack for signals has no room for that. By Linux' documentation all threads have what the process has, also those that run
+ * already, and so do children. A piece configures the tiles of its thread and releases them at its end, so that switching threads stays
+ * as fast as before for what is not a product.
  */
 #include "bf16_pairs.h"
 #include "bf16_work.h"
