@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from . import _C
 from ._C import Tensor
+from ._types import is_whole
 
 _this_thread = threading.local()
 
@@ -76,7 +77,7 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
         raise ValueError(f"multinomial: input must have shape (V,) or (B, V) with V >= 1, got {tuple(input.shape)}")
     if not input.dtype.is_floating_point:
         raise TypeError(f"multinomial: input must have a floating point dtype, got {input.dtype.name}")
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+    if not is_whole(num_samples) or num_samples < 1:
         raise ValueError(f"multinomial: num_samples must be an integer >= 1, got {num_samples!r}")
     weights = input.detach().reshape(-1, input.shape[-1])
     if weights.dtype != _C.float64:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from . import _C
 from ._C import Tensor
 from ._draw import CapturedGenerator
+from ._types import is_whole
 from .autograd import no_grad
 
 _R = TypeVar("_R")
@@ -39,7 +40,7 @@ class Graph(Generic[_R]):
     ) -> None:
         if not callable(step):
             raise TypeError(f"cuda.graph: step must be callable, got {type(step).__name__}")
-        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1:
+        if not is_whole(warmup) or warmup < 1:
             raise ValueError(f"cuda.graph: warmup must be an integer of at least 1, got {warmup!r}")
         self._step, self._warmup, self._collect = step, warmup, collect
         self._optimizers = [part for one in optimizers for part in getattr(one, "optimizers", [one])]

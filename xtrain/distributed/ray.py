@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from .._types import is_whole
 from ..errors import ConfigError, PeerError
 
 
@@ -23,7 +24,7 @@ def train(config: Mapping[str, Any], workers: int = 2, gpu: bool = False) -> dic
     of a rank is raised here; what others then say of it is not. ConfigError without Ray, or for more workers than the
     cluster has room for; ValueError for other numbers.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+    if not is_whole(workers) or workers < 1:
         raise ValueError(f"train: workers must be a whole number of at least 1, got {workers!r}")
     try:
         ray: Any = importlib.import_module("ray")

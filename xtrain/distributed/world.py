@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .._C import Tensor
+from .._types import is_whole
 from .._version import __version__
 from ..errors import ConfigError, NonFiniteError, PeerError, shown
 from . import agree
@@ -378,7 +379,7 @@ def _sent(name: str, t: Tensor, what: str) -> Tensor:
 def broadcast(t: Tensor, src: int) -> Tensor:
     """A copy of `t` of rank `src`, on every rank. Shape and dtype must be the same everywhere."""
     t = _checked("broadcast", t)
-    if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < world_size():
+    if not is_whole(src) or not 0 <= src < world_size():
         raise ValueError(f"broadcast: src must be a rank in [0, {world_size()}), got {src!r}")
     link = _link("broadcast", t)
     if link is None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from .. import _C, nn
 from .._C import Tensor
-from .._types import Device
+from .._types import Device, is_whole
 from ..autograd import recompute
 from ..generation import KVCache
 from ..nn.layers import joined_weights
@@ -418,7 +418,7 @@ class Decoder(CausalLM):
 
     @stream_checkpointing.setter
     def stream_checkpointing(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if not is_whole(size) or size < 0:
             raise ValueError(f"{self.config.family}: stream_checkpointing must be an integer, at least 0, got {size!r}")
         if size and not self.config.mhc_streams:
             raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .._types import is_whole
 from .model_config import ModelConfig, is_positive
 
 _LEAST = 1e-9  # of rope_theta and the factor, as functional.rope has it
@@ -76,7 +77,7 @@ class DecoderConfig(ModelConfig):
         for name in sizes if self.head_dim is None else (*sizes, "head_dim"):
             value = getattr(self, name)
             least = 0 if name == "num_hidden_layers" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_whole(value) or value < least:
                 raise self.refusal(name, f"must be an integer >= {least}")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:

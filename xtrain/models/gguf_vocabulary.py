@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._types import is_whole
 from ..errors import DataError
 
 MORE_ENDS = 2  # ends that a file has room for beside that of a document: of a turn, of a message
@@ -44,7 +45,7 @@ def find_begin(files: Mapping[str, bytes], config_id: Any = None) -> tuple[int |
     added = {one["content"]: one["id"] for one in content.get("added_tokens", [])}
     ids = {**((content.get("model") or {}).get("vocab") or {}), **added}
     begin = ids.get(token) if isinstance(token, str) else None
-    if begin is None and isinstance(config_id, int) and not isinstance(config_id, bool):
+    if begin is None and is_whole(config_id):
         begin = config_id
     if begin is None:
         return None, False

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from .. import _C, functional, nn
 from .._C import Tensor
-from .._types import Device
+from .._types import Device, is_whole
 from ..autograd import recompute
 from ..generation import KVCache
 from ..nn.layers import add_norm
@@ -66,7 +66,7 @@ class GPT2Config(ModelConfig):
             value, least = getattr(self, name), 0 if name == "n_layer" else 1
             if name == "n_inner" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_whole(value) or value < least:
                 raise self.refusal(name, f"must be an integer >= {least}")
         if self.n_embd % self.n_head:
             raise self.refusal("n_head", f"must divide n_embd {self.n_embd}")

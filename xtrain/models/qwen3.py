@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from .._types import is_whole
 from .decoder import Decoder, decoder_architecture
 from .windows import WindowedConfig
 
@@ -49,7 +50,7 @@ class Qwen3Config(WindowedConfig):
         """The rules of the extension. model_type and architectures follow mhc_streams."""
         for name, least, most in (("mhc_streams", 0, 8), ("mhc_iters", 1, 1000)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if not is_whole(value) or not least <= value <= most:
                 raise self.refusal(name, f"must be an integer in [{least}, {most}]")
         for name, words in (("mhc_contraction", ("mean", "sum", "learned")), ("mhc_form", ("P", "D"))):
             value = getattr(self, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .._types import is_whole
 from .decoder_config import DecoderConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -33,7 +34,7 @@ class WindowedConfig(DecoderConfig):
         if self.use_sliding_window and self.sliding_window is None:
             raise self.refusal("sliding_window", "must be an integer >= 1 with use_sliding_window")
         most = self.max_window_layers
-        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        if not is_whole(most) or most < 0:
             raise self.refusal("max_window_layers", "must be an integer >= 0")
         check_kinds(self)
         if SLIDING in (self.layer_types or ()) and not self.use_sliding_window:
@@ -80,5 +81,5 @@ def check_kinds(config: Any) -> None:
 def check_window(config: Any) -> None:
     """ValueError for a sliding_window that is neither None nor a number of tokens."""
     window = config.sliding_window
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+    if window is not None and (not is_whole(window) or window < 1):
         raise config.refusal("sliding_window", "must be None or an integer >= 1")

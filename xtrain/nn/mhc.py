@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _C, _creation, functional
 from .._C import Tensor
-from .._types import Device, is_real
+from .._types import Device, is_real, is_whole
 from ..autograd import Function, FunctionContext, enable_grad, no_grad
 from . import init
 from .module import Module, Parameter, is_stock
@@ -55,7 +55,7 @@ _WIDE = {"float16": _C.float32, "bfloat16": _C.float32}
 
 def _check_sizes(name: str, dim: object, n: object) -> None:
     for key, value, most in (("dim", dim, None), ("n", n, 8)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        if not is_whole(value) or value < 1 or (most is not None and value > most):
             rule = "at least 1" if most is None else f"1 to {most}"
             raise ValueError(f"{name}: {key} must be an integer, {rule}, got {value!r}")
 
@@ -186,7 +186,7 @@ class HyperConnection(_Coefficients):
             raise TypeError(f"HyperConnection: sublayer must be callable or None, got {type(sublayer).__name__}")
         if not isinstance(form, str) or form not in ("P", "D"):
             raise ValueError(f"HyperConnection: form must be 'P' or 'D', got {form!r}")
-        if isinstance(iters, bool) or not isinstance(iters, int) or not 1 <= iters <= 100000:
+        if not is_whole(iters) or not 1 <= iters <= 100000:
             raise ValueError(f"HyperConnection: iters must be an integer, 1 to 100000, got {iters!r}")
         _check_eps("HyperConnection", eps=eps, norm_eps=norm_eps, hc_eps=hc_eps)
         _check_flags("HyperConnection", transpose=transpose, affine=affine)

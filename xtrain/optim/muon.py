@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _C
 from .._C import Tensor
-from .._types import is_real
+from .._types import is_real, is_whole
 from ..autograd import no_grad
 from .optimizer import HAVE_MASTERS, RatesOnDevice, as_tuple
 
@@ -62,7 +62,7 @@ class Muon(RatesOnDevice):
         if not right or not all(is_real(value) and math.isfinite(value) for value in three):
             raise ValueError(f"Muon: ns_coefficients must be three finite numbers, got {three!r}")
         steps = group["ns_steps"]
-        if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= _MOST_STEPS:
+        if not is_whole(steps) or not 0 <= steps <= _MOST_STEPS:
             raise ValueError(f"Muon: ns_steps must be an integer in [0, {_MOST_STEPS}], got {steps!r}")
         if group["adjust_lr_fn"] not in _RATIOS:
             raise ValueError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._types import is_whole
 from ..errors import CheckpointError, shown
 from .directory import DirectoryWriter
 from .reader import DirectoryReader
@@ -42,7 +43,7 @@ def place_of_ends(values: Mapping[str, Any] | None) -> str:
 def checked_ends(path: Path, ends: Any, error: type[Exception]) -> list[int]:
     """The eos_token_id of the file `path`, as a list. `error` where it is no token id, no list of them and not null."""
     for one in listed(ends):
-        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < 2**32:
+        if not is_whole(one) or not 0 <= one < 2**32:
             raise error(f"{path}: eos_token_id must be null, a token id or a list of token ids, got {shown(ends)}")
     return listed(ends)
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from .. import _C
 from .._host import host_memory
+from .._types import is_whole
 from ..errors import CheckpointError, shown
 from ..files import reason
 from .directory import FORMAT, MANIFEST, PIECE, PathLike
@@ -266,4 +267,4 @@ def _record(path: Path, name: str, entry: Any, number: int) -> Record:
 
 def is_count(value: Any) -> bool:
     """Whether a JSON value is a number of bytes or elements: whole, and in [0, 2**63)."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return is_whole(value) and 0 <= value < 2**63

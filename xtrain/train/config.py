@@ -17,6 +17,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._types import is_whole
 from ..errors import ConfigError, nearest, shown
 from ..generation.sampling import LONGEST_SAMPLE
 from ..models.presets import PRESETS
@@ -325,7 +326,7 @@ class Key:
         kind = self.kind
         if isinstance(value, int) and value.bit_length() > 1023:  # no float, and perhaps no text
             raise ConfigError(f"{self.name} must be less than 2**1023, got {value.bit_length()} bits{suffix}")
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and is_whole(value):
             value = float(value)
         if kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)

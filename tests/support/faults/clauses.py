@@ -5,7 +5,7 @@ from __future__ import annotations
 from faults.table import Fault
 
 FAULTS = [
-    Fault("clauses: key float from int", "xtrain/train/config.py", "if kind is float and isinstance(value, int) and not isinstance(value, bool):", "if False:", "a whole number is a number", "tests/train/test_option_clauses.py::test_a_whole_number_is_a_number"),
+    Fault("clauses: key float from int", "xtrain/train/config.py", "if kind is float and is_whole(value):", "if False:", "a whole number is a number", "tests/train/test_option_clauses.py::test_a_whole_number_is_a_number"),
     Fault("clauses: key bool for int", "xtrain/train/config.py", "(kind is not bool and isinstance(value, bool))", "False", "a bool is no number", "tests/train/test_config_data.py::test_bad_toml"),
     Fault("clauses: key NUL", "xtrain/train/config.py", 'if isinstance(value, str) and "\\0" in value and self.name != "sample.prompt":', "if False:", "text must not hold a NUL character", "tests/train/test_option_clauses.py::test_values_that_are_refused"),
     Fault("clauses: key NUL prompt", "xtrain/train/config.py", ' and self.name != "sample.prompt":', ":", "but a prompt may", "tests/train/test_option_clauses.py::test_ends_of_ranges_are_inside"),
@@ -136,7 +136,7 @@ FAULTS = [
     Fault("clauses: file eos order", "xtrain/tokenizers/from_file.py", "place_of_ends(_values(reader, GENERATION) if reader.has(GENERATION) else None)", '"config.json"', "generation_config.json comes first", "tests/train/test_data_clauses.py::test_the_end_of_a_document"),
     Fault("clauses: file eos list", "xtrain/tokenizers/from_file.py", "return ends[0] if ends else None", "return ends[-1] if ends else None", "of several ends the first", "tests/train/test_data_clauses.py::test_the_end_of_a_document"),
     Fault("clauses: file eos range", "xtrain/saving/generation_config.py", " or not 0 <= one < 2**32:", ":", "an end that is no id is refused", "tests/train/test_data_clauses.py::test_an_end_that_is_no_id_is_refused"),
-    Fault("clauses: file eos bool", "xtrain/saving/generation_config.py", "isinstance(one, bool) or not", "not", "true is no id", "tests/train/test_data_clauses.py::test_an_end_that_is_no_id_is_refused"),
+    Fault("clauses: file eos bool", "xtrain/saving/generation_config.py", "not is_whole(one)", "not isinstance(one, int)", "true is no id", "tests/train/test_data_clauses.py::test_an_end_that_is_no_id_is_refused"),
     Fault("clauses: file copies", "xtrain/tokenizers/from_file.py", '    "chat_template.jinja",\n', "", "the tokenizer files of the directory", "tests/train/test_data_clauses.py::test_a_tokenizer_of_a_file"),
     Fault("clauses: file panic", "xtrain/tokenizers/from_file.py", 'or type(error).__name__ == "PanicException"', "", "a panic of the package is a DataError", "tests/train/test_data_clauses.py::test_a_panic_of_the_package_is_a_data_error"),
     Fault("clauses: gen 1-D", "xtrain/generation/sampling.py", "_C.tensor(np.ascontiguousarray(out[0] if self._prompts.one else out), device=self._prompts.device)", "_C.tensor(np.ascontiguousarray(out), device=self._prompts.device)", "[S + new] for 1-D ids", "tests/nn/test_sampling_rules.py::test_what_comes_back"),
