@@ -317,6 +317,11 @@ op(
             r"bank_sum_: parts\[1\] must end within the 300 elements of out, got an end at 387",
         ),
         Error(
+            lambda: bank_bad(offsets=_C.tensor([0, 2**63 - 128], _C.int64), parts=[f32(2), f32(200)]),
+            V,
+            r"bank_sum_: parts\[1\] must end within the 300 elements of out, got an end at 9223372036854775880",
+        ),
+        Error(
             lambda: bank_bad(out=_C.full((300,), 0.0, _C.bfloat16)),
             T,
             r"bank_sum_: out must have dtype float32, .*, got bfloat16",

@@ -24,10 +24,11 @@ static XtStatus check_places(const XtOp *op, XtTensor *offsets, const XtArg *par
         if (at[t] % XT_TREE_ALIGN != 0 || at[t] < end)
             return xt_error(XT_VALUE_ERROR, "%s: offsets[%lld] must be a multiple of %d behind the tensor before, got %lld",
                             op->name, (long long)t, XT_TREE_ALIGN, (long long)at[t]);
-        end = at[t] + xt_view_numel(&parts->tensors[t]->view);
-        if (end > numel)
-            return xt_error(XT_VALUE_ERROR, "%s: parts[%lld] must end within the %lld elements of out, got an end at %lld",
-                            op->name, (long long)t, (long long)numel, (long long)end);
+        const int64_t count = xt_view_numel(&parts->tensors[t]->view);
+        if (at[t] > numel - count) /* the end may be beyond int64 */
+            return xt_error(XT_VALUE_ERROR, "%s: parts[%lld] must end within the %lld elements of out, got an end at %llu",
+                            op->name, (long long)t, (long long)numel, (unsigned long long)at[t] + (unsigned long long)count);
+        end = at[t] + count;
     }
     return XT_OK;
 }
