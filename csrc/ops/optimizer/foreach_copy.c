@@ -1,6 +1,7 @@
 /* foreach_copy.c - many tensors from others of their dtype, in one call. Never recorded. */
 #include "contract/optimizer.h"
 #include "ops/ops.h"
+#include "ops/optimizer/lists.h"
 
 #include <stdlib.h>
 
@@ -29,8 +30,7 @@ static XtStatus forward(XtCall *c) {
             XT_TRY(xt_error(XT_VALUE_ERROR, "foreach_copy_: tensors[%d] must be contiguous, got strides of a view", i));
         XT_TRY(xt_dense(from, &dense[i]));
         items[i] = (XtCopyItem){.to = to->data, .from = dense[i]->data, .nbytes = numel * (int64_t)xt_dtype_size(to->dtype)};
-        const char *written = items[i].to, *read = items[i].from;
-        if (written < read + items[i].nbytes && read < written + items[i].nbytes)
+        if (xt_share_memory(to, dense[i]))
             XT_TRY(xt_error(XT_VALUE_ERROR, "foreach_copy_: sources[%d] must not overlap tensors[%d], got common memory", i, i));
     }
     for (int i = 0; i < tensors->count; i++) XT_TRY(xt_begin_inplace(tensors->tensors[i], c->op->name));
