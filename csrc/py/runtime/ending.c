@@ -30,10 +30,8 @@ static void *wait_and_end(void *argument) {
 static PyObject *run_end_after(PyBound *bound) {
     double seconds = bound->arg[0].f;
     int64_t status = bound->arg[1].i;
-    if (!(seconds >= 0 && seconds <= 1e6)) {
-        PyErr_SetString(PyExc_ValueError, "end_after: seconds must be in [0, 1e6]");
-        return NULL;
-    }
+    if (!(seconds >= 0 && seconds <= 1e6))
+        return py_raise(xt_error(XT_VALUE_ERROR, "end_after: seconds must be in [0, 1e6], got %g", seconds));
     if (status < 0 || status > 255) {
         PyErr_Format(PyExc_ValueError, "end_after: status must be in [0, 255], got %lld", (long long)status);
         return NULL;

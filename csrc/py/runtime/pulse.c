@@ -82,10 +82,8 @@ static int *read_sockets(PyObject *object, Py_ssize_t *count) {
 
 static PyObject *run_start(PyBound *bound) {
     double seconds = bound->arg[1].f;
-    if (!(seconds >= 0.001 && seconds <= 3600)) {
-        PyErr_SetString(PyExc_ValueError, "pulse_start: seconds must be in [0.001, 3600]");
-        return NULL;
-    }
+    if (!(seconds >= 0.001 && seconds <= 3600))
+        return py_raise(xt_error(XT_VALUE_ERROR, "pulse_start: seconds must be in [0.001, 3600], got %g", seconds));
     Py_ssize_t count;
     int *sockets = read_sockets(bound->object[0], &count);
     if (sockets == NULL) return NULL;

@@ -19,7 +19,7 @@ static bool check_compare(const XtTensor *out, const XtTensor *ref, double rtol,
         PyErr_Format(PyExc_TypeError, "compare: other must be %s like input, got %s",
                      xt_dtype_is_float(out->dtype) ? "floating point" : "an integer dtype", xt_dtype_name(ref->dtype));
     else if (!(isfinite(rtol) && isfinite(atol) && rtol >= 0 && atol >= 0))
-        PyErr_SetString(PyExc_ValueError, "compare: rtol and atol must be finite and not negative");
+        py_raise(xt_error(XT_VALUE_ERROR, "compare: rtol and atol must be finite and not negative, got %g and %g", rtol, atol));
     return PyErr_Occurred() == NULL;
 }
 

@@ -54,7 +54,7 @@ GETTER(T) {
 
 static int set_requires_grad(PyObject *self, PyObject *value, void *Py_UNUSED(closure)) {
     if (value == NULL || !PyBool_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "requires_grad: must be a bool");
+        PyErr_Format(PyExc_TypeError, "requires_grad: must be a bool, got %s", value == NULL ? "del" : Py_TYPE(value)->tp_name);
         return -1;
     }
     XtStatus status = xt_set_requires_grad(py_tensor(self), value == Py_True);
