@@ -20,6 +20,13 @@ _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def path_text(what: str, path: object) -> str:
+    """A path as text. TypeError for anything else, which begins with `what`, such as "load: directory"."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"{what} must be a path, got {type(path).__name__}")
+    return os.fsdecode(path)
+
+
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
     """SIGTERM and SIGHUP, where nobody handles them, become SystemExit inside, so that cleaning up is not skipped."""

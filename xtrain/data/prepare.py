@@ -13,7 +13,7 @@ import numpy as np
 
 from .._types import is_whole
 from ..errors import DataError
-from ..files import reason, write_file
+from ..files import path_text, reason, write_file
 from ..tokenizers import ByteTokenizer, Tokenizer
 from .encoding import MOST, Kept, encode
 from .readers import is_packed, open_raw_tokens, read_documents
@@ -62,7 +62,9 @@ def prepare(
 
     DataError for what cannot be read, and when it would replace a text it is made of.
     """
-    source, out = os.fspath(source), os.fspath(out)
+    source, out = path_text("data: source", source), path_text("data: out", out)
+    if tokenizer is not None and not hasattr(tokenizer, "vocab_size"):
+        raise TypeError(f"data: tokenizer must be a Tokenizer or None, got {type(tokenizer).__name__}")
     if not (is_whole(processes) and 1 <= processes <= MOST):
         raise DataError(f"data: processes must be an integer in [1, {MOST}], got {processes!r}")
     if token_bytes:

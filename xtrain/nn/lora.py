@@ -190,6 +190,8 @@ def apply(model: _M, config: LoraConfig | None = None, **options: Any) -> _M:
     """
     config = LoraConfig(**options) if config is None else dataclasses.replace(config, **options)
     config.check()
+    if not isinstance(model, Module):
+        raise TypeError(f"lora: model must be a Module, got {type(model).__name__}")
     if lora_layers(model):
         raise ConfigError("lora: the model must have no LoRA yet, got one that has; see lora.unload")
     names = _targets(model, config)

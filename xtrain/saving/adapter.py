@@ -10,6 +10,7 @@ from .. import _C
 from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import CheckpointError, ConfigError, shown
+from ..files import path_text
 from ..nn.lora import ADAPTED, LoraConfig, lora_layers, place_layers
 from ..nn.module import Module
 from .directory import DirectoryWriter, PathLike
@@ -77,7 +78,7 @@ def save_adapter(model: Module, directory: PathLike) -> None:
     """
     if not lora_layers(model):
         raise ConfigError("lora.save: the model must have LoRA, got one without; see lora.apply")
-    with DirectoryWriter(directory) as writer:
+    with DirectoryWriter(path_text("lora.save: directory", directory)) as writer:
         write_adapter(writer, model)
         writer.publish()
 
@@ -118,8 +119,7 @@ def load_adapter(model: _M, directory: PathLike) -> _M:
 
     CheckpointError when files are missing or damaged, do not fit the model, or ask for what is not supported.
     """
-    reader = DirectoryReader(directory)
-    install_adapter(model, reader)
+    install_adapter(model, DirectoryReader(path_text("lora.load: directory", directory)))
     return model
 
 

@@ -13,6 +13,7 @@ from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..autograd import no_grad
 from ..errors import CheckpointError, shown
+from ..files import path_text
 from ..models.registry import Architecture, architecture
 from ..nn.lora import lora_layers
 from .adapter import CONFIG as ADAPTER
@@ -116,7 +117,7 @@ def save_model(
     or when writing fails; then the earlier model is untouched. Of a model whose members were replaced, the tensors that
     it has are written; load_model reads models as their config describes them.
     """
-    with DirectoryWriter(directory) as writer:
+    with DirectoryWriter(path_text("save: directory", directory)) as writer:
         write_model(writer, model, tokenizer, shard_bytes)
         writer.publish()
 
@@ -202,7 +203,7 @@ def load_model(
     """
     if dtype is not None and not (isinstance(dtype, _C.dtype) and dtype.is_floating_point):
         raise TypeError(f"load: dtype must be a floating point dtype or None, got {shown(dtype)}")
-    directory = Path(directory)
+    directory = Path(path_text("load: directory", directory))
     if not directory.is_dir():
         found = "it is a file" if directory.exists() else f"there is none{displaced_hint(directory)}"
         raise CheckpointError(f"{directory} must be a model directory, but {found}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .._C import Tensor
 from .._types import Device
 from ..errors import CheckpointError
-from ..files import write_file
+from ..files import path_text, write_file
 from .directory import PathLike
 from .safetensors import SafetensorsFile, chunks
 
@@ -46,7 +46,7 @@ def save(tensors: Mapping[str, Tensor], path: PathLike, *, metadata: Mapping[str
             raise TypeError(f"save: metadata must map text to text, got {name!r}: {text!r}")
         if not _is_text(name) or not _is_text(text):
             raise ValueError(f"save: metadata must be Unicode, got {name!r}: {text!r}")
-    write_file(path, lambda stream: stream.writelines(chunks(tensors, metadata)))
+    write_file(path_text("save: path", path), lambda stream: stream.writelines(chunks(tensors, metadata)))
 
 
 def _is_text(text: str) -> bool:
@@ -69,6 +69,7 @@ def load(path: PathLike, map_location: Device = None) -> dict[str, Tensor]:
     The file is checked as a whole and never executed. CheckpointError when it cannot be read, breaks a rule of the
     format, or is a pickle (torch.save's .pt and .bin), which could run code.
     """
+    path = path_text("load: path", path)
     try:
         with open(path, "rb", opener=_open_at_once) as stream:
             start = stream.read(4) or b""
@@ -76,7 +77,7 @@ def load(path: PathLike, map_location: Device = None) -> dict[str, Tensor]:
         start = b""  # SafetensorsFile says what is wrong
     if start.startswith(_PICKLES):
         raise CheckpointError(
-            f"{os.fsdecode(path)} must be a safetensors file, got a pickle, which can run code: where it is trusted, "
+            f"{path} must be a safetensors file, got a pickle, which can run code: where it is trusted, "
             "load it with PyTorch and write it with safetensors.torch.save_file"
         )
     with SafetensorsFile(path) as file:

@@ -108,6 +108,9 @@ def _given(
     values: dict[str, Any] | TrainConfig | None, model: LanguageModel | str | os.PathLike[str] | None
 ) -> tuple[dict[str, Any], LanguageModel | None]:
     """The options {dotted name: value} that the arguments of a Trainer give, and the user's own model or None."""
+    if values is not None and not isinstance(values, (Mapping, TrainConfig)):
+        got = type(values).__name__
+        raise ConfigError(f"Trainer: values must be a dict of options or a TrainConfig, got {got}")
     given = rundir.given_options(values) if isinstance(values, TrainConfig) else options.from_tree(values or {})
     if isinstance(model, (str, os.PathLike)):
         return with_named_model(model, given), None
