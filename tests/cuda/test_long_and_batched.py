@@ -1,5 +1,5 @@
-"""bfloat16 at sizes that other tests do not reach: attention at 65,536 keys, and gradients of a batch against those of
-its sequences. The same tests run at small sizes on a CPU, where the large ones would take minutes.
+"""Sizes that other tests do not reach: attention at 65,536 keys, of scores and of sequences that have no room together, and
+gradients of a batch against those of its sequences. The same tests run at small sizes on a CPU, where the large ones would take minutes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import pytest
 
 import xtrain as xt
 import xtrain.functional as F
+from xtrain import _C
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.optable.table import array
 
@@ -114,6 +115,65 @@ def check(name: str, places: np.ndarray, ours: np.ndarray, exact: np.ndarray, pl
     assert (error <= allowed).all(), (
         f"{name} at {places[worst]}: {error[worst]} of {size[worst]}, {allowed[worst]} allowed"
     )
+
+
+def on_a_gpu(size: int):
+    return pytest.param(size, marks=pytest.mark.skipif(not GPU, reason="needs a GPU: a CPU would take minutes"))
+
+
+@pytest.mark.parametrize("length", [60, on_a_gpu(12000)])
+def test_rows_of_scores_that_have_no_room_together(length: int) -> None:
+    """Float64 in the way that keeps scores in memory, 2 GiB of them at once: the rows of two heads that share keys are cut, forward
+    and backward. Keys are zeros, so that every weight is 1 / length and the sums over all rows have a closed form.
+    """
+    rng = np.random.default_rng(3)
+    q, dout = (rng.integers(0, 3, (1, 2, length, 8)).astype(np.float64) for _ in range(2))
+    v = rng.standard_normal((1, 1, length, 8))
+    leaves = [xt.tensor(x, device=DEVICE, requires_grad=True) for x in (q, 0 * v, v)]
+    out = _C.scaled_dot_product_attention(*leaves, False, 0.5, True, "materialized")
+    out.backward(xt.tensor(dout, device=DEVICE))
+    mean = v.mean(2, keepdims=True)
+    outer = np.einsum("bhid,bhie->de", dout, q)  # [D of V, D of K]
+    wanted = [mean + 0 * q, 0 * q, 0.5 / length * (v - mean) @ outer, dout.sum((1, 2), keepdims=True) / length + 0 * v]
+    for name, mine, want in zip(("out", "dq", "dk", "dv"), (out, *(x.grad for x in leaves)), wanted):
+        assert np.abs(array(mine) - want).max() <= 1e-9 * (1 + np.abs(want).max()), name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("length", [60, on_a_gpu(8704)])
+def test_weights_that_replace_scores_sum_to_1(length: int, dtype: str) -> None:
+    """Weights of 16 bits lie where scores of 32 bits were. All scores are 64, so that one that a weight has replaced before it was read,
+    and is then near 0, has no weight itself. That would be a race: many rows, ten times, and of them 500 a head that see so few of
+    many keys that half the warps have no score to wait for and write at once.
+    """
+    heads = 64 if length > 1000 else 2
+    q = xt.full((1, heads, length, 64), 8.0, dtype=getattr(xt, dtype), device=DEVICE)
+    ones = xt.ones((1, 1, length, 64), dtype=getattr(xt, dtype), device=DEVICE)
+    unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    for _ in range(10):
+        out = _C.scaled_dot_product_attention(q, ones, ones, True, None, True, "materialized")
+        assert (out.float() - 1).abs().max().item() <= 4 * unit  # a weight and the sum are rounded once each
+
+
+@pytest.mark.parametrize("batch", [20, on_a_gpu(2100)])
+def test_sequences_whose_sums_have_no_room_together(batch: int) -> None:
+    """Head dim 128, where a GPU has room for sums of dQ of 2^19 rows, padded to 64 a head: a backward of more takes turns. Results err
+    at most twice as much as those of the way that keeps scores in memory.
+    """
+    rng = np.random.default_rng(4)
+    shapes = [(batch, 4, 5, 128), (batch, 2, 7, 128), (batch, 2, 7, 128), (batch, 4, 5, 128)]
+    low = [xt.tensor(rng.standard_normal(shape).astype(np.float32)).bfloat16().to(DEVICE) for shape in shapes]
+    found = []
+    for backend, tensors in (("reference", [x.to(xt.float64) for x in low]), ("materialized", low), (None, low)):
+        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+        out = _C.scaled_dot_product_attention(*leaves, True, None, True, backend)
+        out.backward(tensors[3])
+        found.append([array(x) for x in (out, *(x.grad for x in leaves))])
+    for name, exact, plain, ours in zip(("out", "dq", "dk", "dv"), *found):
+        error, peer, size = (np.linalg.norm(x) for x in (ours - exact, plain - exact, exact))
+        assert np.isfinite(ours).all() and error <= 2 * max(peer, UNIT * size), (
+            f"{name}: {error} of {size}, the plain way {peer}"
+        )
 
 
 # ---- a batch and its sequences -------------------------------------------------------------------------------------

@@ -44,6 +44,13 @@ def test_the_first_position_gives_the_value() -> None:
     assert (out.cpu().numpy() == np.repeat(v.cpu().numpy(), 3, 1)).all()
 
 
+def test_more_sequences_than_a_grid_has_rows() -> None:
+    """65,535 at most in the second place of a CUDA grid."""
+    q, k, v, keys, values = inputs(65537, 1, 1, 1, 64)
+    out = _C.cached_attention(q, k, v, keys, values, xt.zeros(65537, dtype=xt.int64))
+    assert bits(out) == bits(v) == bits(values) and bits(keys) == bits(k)
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_positions_outside(plain: bool) -> None:
     """NaN for that sequence alone, and nothing is stored."""

@@ -92,6 +92,24 @@ def test_more_queries_than_keys_in_a_window(backend: str | None) -> None:
     np.testing.assert_allclose(array(y[:, :, 4]), np.repeat(array(v[:, :, 0]), 2, 1), rtol=1e-12)
 
 
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_the_first_row_does_not_stand_for_rows_behind_the_last(dim: int) -> None:
+    """Infinities far before every window: rows behind the end of the last tiles are zeros, not another row times a weight of 0."""
+    rng = np.random.default_rng(dim)
+    drawn = [rng.standard_normal((1, 2, 300, dim)).astype(np.float32) for _ in range(4)]
+    backend = "flash" if "flash" in _C.attention_backends(_C.get_default_device()) else None
+    found = []
+    for first in (1.0, np.inf):
+        for x in drawn:
+            x[:, :, 0] = first
+        q, k, v = (xt.tensor(x, requires_grad=True) for x in drawn[:3])
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, window=8, backend=backend)
+        y.backward(xt.tensor(drawn[3]))
+        found.append([array(x)[:, :, 256:] for x in (y, q.grad, k.grad, v.grad)])
+    for name, a, b in zip(("out", "dq", "dk", "dv"), *found, strict=True):
+        assert np.isfinite(a).all() and np.array_equal(a, b), name
+
+
 @pytest.mark.on_cpu
 @pytest.mark.parametrize("backend", _C.attention_backends(_C.device("cpu")))
 @pytest.mark.parametrize("dtype, window", [("float32", None), ("float64", 3), ("bfloat16", 70)])

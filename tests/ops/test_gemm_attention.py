@@ -219,6 +219,27 @@ def test_backends_agree_over_random_shapes(dtype: str) -> None:
                 )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_heads_of_one_query_may_lie_apart(dtype: str) -> None:
+    """Rows twice as wide as a head, whose left halves are far from zero: the heads that share keys are read where they are."""
+    rng = np.random.default_rng(24)
+    unit = {"float32": 2.0**-22, "float64": 2.0**-50, "bfloat16": 2.0**-7}[dtype]
+    arrays = [array(tensor(rng.standard_normal((2, n, s, 16)), dtype)) for n, s in ((6, 1), (2, 19), (2, 19), (6, 1))]
+    want = attention(*arrays[:3])
+    for backend in _C.attention_backends(_C.get_default_device()):
+        found = []
+        for kind in (0, 2):
+            q, dy = (heads_view(arrays[i], dtype, kind) for i in (0, 3))
+            leaves = [x.detach().requires_grad_() for x in (q, tensor(arrays[1], dtype), tensor(arrays[2], dtype))]
+            out = _C.scaled_dot_product_attention(*leaves, False, None, True, backend)
+            check_close(array(out), want, unit * (4 + np.sqrt(16 + 19)) * np.abs(arrays[2]).max(), f"{backend} {kind}")
+            out.backward(dy)
+            found.append([array(x.grad) for x in leaves])
+        for name, dense, apart in zip(("dq", "dk", "dv"), *found, strict=True):
+            largest = np.abs(dense).max() + np.abs(arrays[3]).max()
+            check_close(apart, dense, unit * (8 + np.sqrt(16 + 19)) * largest, f"{backend} {name}")
+
+
 def test_the_last_key_has_the_factor_of_the_others() -> None:
     """Of 1,025 keys, which the product for dq adds apart from the others. Only that one and its value are not 0."""
     q = xt.zeros(1, 1, 8192, 128, dtype=xt.bfloat16, requires_grad=True)

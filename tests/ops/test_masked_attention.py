@@ -128,6 +128,23 @@ def test_sinks_and_softcap_are_those_of_the_composed_form(backend: str) -> None:
         np.testing.assert_allclose(ours.cpu().numpy(), composed.cpu().numpy(), rtol=1e-11, atol=1e-12)
 
 
+def test_the_gradient_of_a_sink_sums_over_thousands_of_rows() -> None:
+    """Of its own head, whose share of the softmax differs from that of the next one: what a GPU adds up in parts."""
+    rng = np.random.default_rng(6)
+    q, dout = (rng.standard_normal((B, H, 1500, D)) for _ in range(2))
+    k, v = (rng.standard_normal((B, K, SKV, D)) for _ in range(2))
+    sinks = np.linspace(-2.0, 2.0, H)
+    leaf = xt.tensor(sinks, requires_grad=True)
+    y = SDPA(*(xt.tensor(x) for x in (q, k, v)), sinks=leaf, enable_gqa=True)
+    y.backward(xt.tensor(dout))
+    k, v = (np.repeat(x, H // K, 1) for x in (k, v))
+    weights = np.exp(q @ np.swapaxes(k, -1, -2) / np.sqrt(D))
+    share = np.exp(sinks)[:, None] / (weights.sum(-1) + np.exp(sinks)[:, None])  # [B, H, S]
+    out = weights / (weights.sum(-1) + np.exp(sinks)[:, None])[..., None] @ v
+    want = -(share * (dout * out).sum(-1)).sum((0, 2))
+    np.testing.assert_allclose(leaf.grad.cpu().numpy(), want, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("backend", xt.attention_backends(xt.get_default_device()))
 @pytest.mark.parametrize("sink", [-np.inf, -300.0, 300.0])
 def test_sinks_far_from_the_scores(sink: float, backend: str) -> None:
@@ -142,10 +159,11 @@ def test_sinks_far_from_the_scores(sink: float, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", xt.attention_backends(xt.get_default_device()))
-def test_a_query_without_keys_beside_a_sink(backend: str) -> None:
+@pytest.mark.parametrize("first", [-1.0, -np.inf], ids=["sinks", "without_one"])
+def test_a_query_without_keys_beside_a_sink(first: float, backend: str) -> None:
     rows = inputs()[1]  # more queries than keys
     q, k, v = (xt.tensor(x.copy(), requires_grad=True) for x in (rows, rows[:, :, :SQ], inputs()[2][:, :, :SQ]))
-    sinks = xt.tensor(np.linspace(-1.0, 1.0, H), requires_grad=True)
+    sinks = xt.tensor(np.array([first, *np.linspace(-1.0, 1.0, H - 1)]), requires_grad=True)
     y = SDPA(q, k, v, is_causal=True, sinks=sinks, softcap=2.0, backend=backend)
     y.sum().backward()
     assert not y[:, :, : SKV - SQ].any().item() and y.isfinite().all().item()

@@ -29,9 +29,8 @@ _GELU = f"{_OPS} tests/cuda/test_gelu_mlp.py -k 'bias_gelu or bits_are_those'"
 _TREE = "tests/distributed/test_tree_sum.py::"
 _EMA = f"{_OPS} tests/nn/test_ema.py -k ema"
 _SEEN = f"{_OPS} tests/ops/test_documents.py tests/ops/test_selection.py -k 'forward and scaled_dot or against and scaled_dot or test_documents or attention_supports'"
-_SCORES = f"{_OPS} {_EXACT} tests/ops/test_kernel_clauses.py -k 'forward and scaled_dot or against and scaled_dot or random_shapes or see_nothing or scores'"
 _CACHED = f"{_OPS} tests/ops/test_cached_attention.py tests/cuda/test_generation_kernels.py -k 'cached_attention'"
-_SINKS = f"{_OPS} tests/ops/test_masked_attention.py -k 'sink'"
+_MASKED, _LONG = "tests/ops/test_masked_attention.py::", "tests/cuda/test_long_and_batched.py::"
 _FLASH = f"{_CUDA} tests/cuda/test_attention_spans.py -k 'errs_at_most_twice and (64 or 128)'"
 
 FAULTS = [
@@ -130,15 +129,15 @@ FAULTS = [
     # ---- attention ------------------------------------------------------------------------------------------------------
     Fault("gpu attention float32: the first row's window", _A + "flash.cu", "whole = {bottom.begin, top.end};", "whole = {top.begin, top.end};", "no query sees keys before its window", _SEEN),
     Fault("gpu attention float32: the last key's queries", _A + "flash.cu", "const XtSeen<int> all = {by_last.begin, by_first.end};", "const XtSeen<int> all = {by_last.begin, by_last.end};", "no key is seen by queries behind its window", _SEEN),
-    Fault("gpu attention float32: rows behind the end", _A + "flash.cu", "from, 16, there ? 0 : 16);", "from, 16, 0);", "rows beyond the end are zeros: 0 times an infinity is not", _SEEN),
-    Fault("gpu attention materialized: rows in parts", _A + "materialized.cu", "bool add = t.row > 0;", "bool add = false;", "dK and dV add up the steps", _SCORES),
-    Fault("gpu attention materialized: scores not yet read", _A + "materialized.cu", "            row_barrier<THREADS>();\n", "", "no thread writes P before all have read the scores there", _SCORES),
-    Fault("gpu attention materialized: one query of heads apart", _A + "materialized.cu", "if (x.seq == 1) ld = group == 1 ? s.dim : x.stride[1];", "if (x.seq == 1) ld = s.dim;", "heads of a group lie stride[1] apart", _SCORES),
-    Fault("gpu cached_attention: more heads than a grid has", _A + "cached_attention.cu", "p->batch * p->heads <= 65535 && ", "", "what the split plan does not fit takes the plain one", _CACHED),
+    Fault("gpu attention float32: rows behind the end", _A + "flash.cu", "from, 16, there ? 0 : 16);", "from, 16, 0);", "rows beyond the end are zeros: 0 times an infinity is not", "tests/ops/test_documents.py::test_the_first_row_does_not_stand_for_rows_behind_the_last"),
+    Fault("gpu attention materialized: rows in parts", _A + "materialized.cu", "bool add = t.row > 0;", "bool add = false;", "dK and dV add up the steps", f"{_LONG}test_rows_of_scores_that_have_no_room_together"),
+    Fault("gpu attention materialized: scores not yet read", _A + "materialized.cu", "            row_barrier<THREADS>();\n", "", "no thread writes P before all have read the scores there", f"{_LONG}test_weights_that_replace_scores_sum_to_1"),
+    Fault("gpu attention materialized: one query of heads apart", _A + "materialized.cu", "if (x.seq == 1) ld = group == 1 ? s.dim : x.stride[1];", "if (x.seq == 1) ld = s.dim;", "heads of a group lie stride[1] apart", f"{_EXACT}::test_heads_of_one_query_may_lie_apart"),
+    Fault("gpu cached_attention: more heads than a grid has", _A + "cached_attention.cu", "p->batch * p->heads <= 65535 && ", "", "what the split plan does not fit takes the plain one", "tests/ops/test_cached_attention.py::test_more_sequences_than_a_grid_has_rows"),
     Fault("gpu cached_attention: one key before the window", _A + "cached_attention.cu", "position - p.window + 1 : 0; /* the first position that is seen */", "position - p.window : 0; /* the first position that is seen */", "j > n - window", _CACHED),
-    Fault("gpu sinks: parts of another head", _A + "attention_sinks.cu", "parts[h * gridDim.y + blockIdx.y] = sum;", "parts[blockIdx.y * p.heads + h] = sum;", "the blocks of a head in order", _SINKS),
-    Fault("gpu sinks: no key and no sink", _A + "attention_sinks.cu", "        if (max == -(A)INFINITY) continue; // no key and no sink\n", "", "a row that sees nothing keeps out = 0", _SINKS),
-    Fault("gpu attention: out of the first sequences", _A + "flash_hopper_bwd.cu", "        move(part.out, p->out_stride[0]), move(part.dout, p->dout_stride[0]);\n", "        move(part.dout, p->dout_stride[0]);\n", "as many sequences at a time as have room", _FLASH),
+    Fault("gpu sinks: parts of another head", _A + "attention_sinks.cu", "parts[h * gridDim.y + blockIdx.y] = sum;", "parts[blockIdx.y * p.heads + h] = sum;", "the blocks of a head in order", f"{_MASKED}test_the_gradient_of_a_sink_sums_over_thousands_of_rows"),
+    Fault("gpu sinks: no key and no sink", _A + "attention_sinks.cu", "        if (max == -(A)INFINITY) continue; // no key and no sink\n", "", "a row that sees nothing keeps out = 0", f"{_MASKED}test_a_query_without_keys_beside_a_sink"),
+    Fault("gpu attention: out of the first sequences", _A + "flash_hopper_bwd.cu", "        move(part.out, p->out_stride[0]), move(part.dout, p->dout_stride[0]);\n", "        move(part.dout, p->dout_stride[0]);\n", "as many sequences at a time as have room", f"{_LONG}test_sequences_whose_sums_have_no_room_together"),
     Fault("gpu attention: lse of a row that sees nothing", _A + "flash_hopper_fwd.cu", "sq + i] = i + past > 0 ? lse : -INFINITY;", "sq + i] = lse;", "a row that sees nothing gives lse = -inf", f"tests/ops/test_masked_attention.py {_FLASH[:-1]} or sink'"),
     # ---- convolutions ---------------------------------------------------------------------------------------------------
     Fault("gpu conv1d: dweight of no samples", "cuda/conv/conv1d.cu", "if (p->dweight && weights > 0)", "if (p->dweight && weights > 0 && s.batch > 0)", "the sum over no samples is 0", f"{_OPS} -k conv1d:direct"),
