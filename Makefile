@@ -10,8 +10,10 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs wheels advisories lint format clean distclean
+.PHONY: help environment build extension peers train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs wheels advisories lint format clean distclean
 .DELETE_ON_ERROR:
+# Also below `make -j`: no two pips write to one environment. What takes long is parallel inside: compilers, and tests.
+.NOTPARALLEL:
 
 help:
 	@echo "make train      train a small language model on this machine (ARGS='--steps 50 ...')"
@@ -49,6 +51,8 @@ $(STAMP)/build: pyproject.toml $(STAMP)/venv
 	@sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr , ' ' | xargs $(PIP)
 	@touch $@
 
+environment: $(STAMP)/build
+
 # The extension comes first, so that a compiler's complaint is not buried in pip's; pip then finds its objects made.
 extension: $(STAMP)/build
 	@$(BIN)/python setup.py --quiet build_ext --inplace
@@ -78,9 +82,13 @@ $(STAMP)/docs: pyproject.toml $(STAMP)/build
 	@sed -n 's/^dependencies = \[\(.*\)\]/\1/p; s/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr , ' ' | xargs $(PIP)
 	@touch $@
 
-$(STAMP)/test: parity/requirements.txt $(STAMP)/unit
+# Knows nothing of xtrain, so that it can be installed while the extension is compiled.
+$(STAMP)/peers: parity/requirements.txt $(STAMP)/build
 	@echo "installing PyTorch, and what else the tests compare with: it is large, this may take minutes"
 	@$(PIP) --requirement parity/requirements.txt
+	@touch $@
+
+$(STAMP)/test: $(STAMP)/unit $(STAMP)/peers
 	@touch $@
 
 $(STAMP)/lint: $(STAMP)/build
@@ -90,6 +98,8 @@ $(STAMP)/lint: $(STAMP)/build
 # ---- the loop ------------------------------------------------------------------------------------------------------------
 
 build: extension $(STAMP)/install
+
+peers: $(STAMP)/peers
 
 train: $(STAMP)/plot build
 	@$(BIN)/xtrain train $(ARGS)

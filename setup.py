@@ -233,8 +233,9 @@ class BuildExt(build_ext):
 
     def run(self):
         Path("build").mkdir(exist_ok=True)
-        with open("build/lock", "w") as lock:  # two builds of one tree take turns
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open("build/lock", "w") as lock:
+            if not self.check:  # which writes nothing
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
             try:
                 if self.check:
                     self.check_sources()

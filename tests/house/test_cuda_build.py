@@ -5,6 +5,7 @@ The script takes nvcc's options, writes objects and dependencies, and puts them 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -74,13 +75,13 @@ class Project:
         with open(self.folder / name, "a") as file:
             file.write("/* edited */\n")
 
-    def run(self, **changes: str) -> subprocess.CompletedProcess:
+    def run(self, *options: str, **changes: str) -> subprocess.CompletedProcess:
         """One build: nothing but `changes` says what becomes of CUDA, and no nvcc is where one is looked for."""
         ours = ("XTRAIN_CUDA", "XTRAIN_CUDA_ARCHS", "NVCC", "NVCCFLAGS", "XTRAIN_SANITIZE", "XTRAIN_WERROR", "CFLAGS")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         environment |= {"PATH": str(self.tools), "CUDA_HOME": str(self.folder / "nowhere"), **changes}
         return subprocess.run(
-            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
+            [sys.executable, "setup.py", "--quiet", "build_ext", *(options or ["--inplace"])],
             cwd=self.folder,
             env=environment,
             capture_output=True,
@@ -227,6 +228,16 @@ def test_a_compiler_that_writes_nothing_is_named_also_where_an_older_file_lies(p
     done = project.run(CC=lazy)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"error: {lazy} must write build/obj/" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_check_writes_nothing_and_waits_for_no_build(project: Project) -> None:
+    (project.folder / "build").mkdir()
+    with open(project.folder / "build/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = sorted(project.folder.rglob("*"))
+        done = project.run("--check")
+    assert done.returncode == 0, done.stderr
+    assert [path for path in sorted(project.folder.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
 @pytest.mark.parametrize("file", ["/dev/nvidiactl", "/dev/dxg"])
