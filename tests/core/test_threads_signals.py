@@ -39,7 +39,7 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_ctrl_c_is_answered_within_200_ms(name: str, threads: int) -> None:
     """Of processor time, which does not depend on other processes. On one thread it is the time on an idle machine; on two it may be
-    spent twice. The least of three counts: whatever else happens only adds to it."""
+    spent twice. One of three in time is enough: whatever else happens only adds to it."""
     code = f"""
 import os, signal, threading, time
 import xtrain as xt
@@ -66,7 +66,9 @@ except KeyboardInterrupt:
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith("[2.0, 2.0]\n"), "the process goes on working"
         delays.append(float(done.stdout.split()[0]))
-    assert min(delays) < 0.2 * threads, f"Ctrl-C took {delays} s"
+        if delays[-1] < 0.2 * threads:
+            return
+    pytest.fail(f"Ctrl-C took {delays} s")
 
 
 def test_other_threads_run_during_a_kernel() -> None:
@@ -306,7 +308,8 @@ sys.exit(os.waitstatus_to_exitcode(statuses[0]))
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer build is too slow for its timings")
 def test_import_time(tmp_path) -> None:
     """`import xtrain` costs at most 60 ms of processor time more than `import numpy`, imports cached, or as much again where the machine
-    is slow. The least of 7 counts: other processes only add to it (caches, clocks, page faults), also to processor time."""
+    is slow. The first of 7 counts that is small enough counts: other processes only add to it (caches, clocks, page faults), also to
+    processor time."""
     code = """
 import time
 begun = time.process_time()
@@ -321,7 +324,10 @@ print(middle - begun, time.process_time() - middle)
         "OPENBLAS_NUM_THREADS": "1",
     }  # no threads of NumPy's that spin
     run(code, env=environment)
-    numpy, xtrain = zip(*(map(float, run(code, env=environment).stdout.split()) for _ in range(7)))
+    counts = []
+    while len(counts) < 7 and not (counts and counts[-1][1] <= 0.060):
+        counts.append([float(word) for word in run(code, env=environment).stdout.split()])
+    numpy, xtrain = zip(*counts)
     assert min(xtrain) <= max(0.060, min(numpy)), (
         f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in xtrain]} above numpy"
     )

@@ -291,6 +291,8 @@ def test_every_op_has_a_size() -> None:
 def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     monkeypatch.setattr(sizes, "ACTIVATION", (64, 4100))
+    small = sizes.Dimensions(tokens=64, width=512, hidden=96, words=500, heads=4, length=16, sequences=2)
+    monkeypatch.setattr(sizes, "BENCH", sizes.cases_of(small))
     report, plot = tmp_path / "ops.json", tmp_path / "ops.svg"
     assert (
         run(
