@@ -117,14 +117,26 @@ def test_races_inside_cublas_are_not_ours() -> None:
 
 
 @pytest.mark.parametrize(
+    ("summary", "status", "reports", "problem"),
+    [
+        (NO_ERRORS, 0, 0, ""),
+        (NO_HAZARDS, 0, 0, ""),
+        ("ERROR SUMMARY: 1 error", 9, 1, ""),
+        ("RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)", 0, 2, ""),
+        (NO_ERRORS, 3, 0, "ended with status 3"),
+        ("Error: no license", 0, 0, "has no summary of compute-sanitizer"),
+    ],
+)
+def test_what_counts_as_a_report(summary: str, status: int, reports: int, problem: str) -> None:
+    outcome = sanitize_gpu.read_log(f"ran 2 cases of copy swiglu_fwd\n========= {summary}\n", status)
+    assert (outcome.cases, outcome.reports, outcome.problem) == (2, reports, problem)
+
+
+@pytest.mark.parametrize(
     ("summary", "status", "dies", "said"),
     [
         (NO_ERRORS, 0, "", ""),
-        (NO_HAZARDS, 0, "", ""),
-        ("ERROR SUMMARY: 1 error", 9, "", "1 reports : "),
         ("RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)", 0, "", "2 reports : "),
-        (NO_ERRORS, 3, "", "0 reports ended with status 3: "),
-        ("Error: no license", 0, "", "0 reports has no summary of compute-sanitizer: "),
         (NO_ERRORS, 0, "1", r"0 reports did not reach its end \(status 0\): "),
     ],
 )
