@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.table import Fault
 
 FAULTS = [
+    Fault("edges: stats of integers", "csrc/cpu/reduce/stats.c", "s.wide = xt_wide_dtype(p->x.dtype) == XT_FLOAT32 ? XT_FLOAT32 : XT_FLOAT64;", "s.wide = p->x.dtype == XT_FLOAT64 ? XT_FLOAT64 : XT_FLOAT32;", "statistics of int64 in float64", "tests/ops/test_kernel_clauses.py::test_statistics_at_their_edges"),
     Fault("edges: log of negative", "csrc/cpu/elementwise/unary_math.h", "    y = x < 0.0f ? NAN : y;\n", "", "log of a negative number is NaN", "tests/ops/test_kernel_clauses.py::test_logarithms_of_edges"),
     Fault("edges: tanh switch", "csrc/cpu/elementwise/unary_math.h", "return a < 0.65f ? small : a == a ? large : x;", "return a < 0.05f ? small : a == a ? large : x;", "float32 functions are right to a few ulp: tanh", "tests/ops/test_kernel_clauses.py::test_functions_are_right_to_a_few_units"),
     Fault("edges: erf switch", "csrc/cpu/elementwise/unary_math.h", "return a < 1.0f ? small : a == a ? large : x;", "return a < 0.1f ? small : a == a ? large : x;", "float32 functions are right to a few ulp: erf", "tests/ops/test_kernel_clauses.py::test_functions_are_right_to_a_few_units"),
@@ -30,7 +31,6 @@ FAULTS = [
     Fault("edges: min of integer segments", "csrc/cpu/reduce/reduce.c", "if (integers) better = min ? next.value.i < result.value.i :", "if (integers) better = min ? next.value.i > result.value.i :", "MIN of integers over segments", "tests/ops/test_kernel_clauses.py::test_extremes_of_integers_over_segments"),
     Fault("edges: argmax index in segment", "csrc/cpu/reduce/reduce_loops.h", "out[j].index = begin + index[j];", "out[j].index = index[j];", "ARGMAX: flat index among the reduced elements", "tests/ops/test_kernel_clauses.py::test_the_first_nan_in_every_layout"),
     Fault("edges: row argmax later block ties", "csrc/cpu/reduce/reduce_loops.h", "bool better = r->op == XT_REDUCE_MIN ? m < best : m > best;", "bool better = r->op == XT_REDUCE_MIN ? m < best : m >= best;", "ARGMAX: the first one on ties, over blocks", "tests/ops/test_kernel_clauses.py::test_the_first_of_equals_in_every_layout"),
-    Fault("edges: stats of integers", "csrc/cpu/reduce/stats.c", "s.wide = xt_wide_dtype(p->x.dtype) == XT_FLOAT32 ? XT_FLOAT32 : XT_FLOAT64;", "s.wide = p->x.dtype == XT_FLOAT64 ? XT_FLOAT64 : XT_FLOAT32;", "statistics of int64 in float64", "tests/ops/test_kernel_clauses.py::test_statistics_at_their_edges"),
     Fault("edges: stats min of negative", "csrc/cpu/reduce/stats.c", "bool is_finite = a <= largest;", "bool is_finite = a < largest;", "the largest float is finite", "tests/ops/test_kernel_clauses.py::test_statistics_at_their_edges"),
     Fault("edges: compare d infinite", "csrc/cpu/reduce/compare.c", "!(d <= limit && d <= DBL_MAX)", "!(d <= limit)", "right when d is finite", "tests/ops/test_kernel_clauses.py::test_comparison_at_its_edges"),
     Fault("edges: compare rel of zero", "csrc/cpu/reduce/compare.c", "e.relative = e.finite && size > 0 ? d / size : 0;", "e.relative = e.finite ? d / (size + NO_LIMIT) : 0;", "max_rel leaves out ref == 0", "tests/ops/test_kernel_clauses.py::test_comparison_at_its_edges"),

@@ -14,6 +14,10 @@ _ADAMW = "tests/nn/test_optim.py::test_adamw_over_fifty_steps"
 
 FAULTS = [
     Fault(
+        "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",
+        "min(1, max_norm / (norm + 1e-6))", CLAUSES + "test_a_coefficient_of_one_writes_nothing",
+    ),
+    Fault(
         "cross_entropy: lse - x", _L + "cross_entropy.c", "(max - NAME(capped)(LOAD(x[target]), cap)) + log_sum",
         "(max + log_sum) - NAME(capped)(LOAD(x[target]), cap)",
         "no digits are lost for large logits", CLAUSES + "test_the_loss_of_large_logits_keeps_its_digits",
@@ -330,10 +334,6 @@ FAULTS = [
     Fault(
         "adamw: no scale", "csrc/cpu/optimizer/adamw.c", "p->scale ? *p->scale : 1", "1", "g is multiplied by scale",
         "tests/distributed/test_same_bits.py::test_one_process_takes_the_steps_of_adamw",
-    ),
-    Fault(
-        "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",
-        "min(1, max_norm / (norm + 1e-6))", CLAUSES + "test_a_coefficient_of_one_writes_nothing",
     ),
     Fault(
         "clip: small gradients grow", "csrc/cpu/optimizer/clip_grad_norm.c", "if (run.coefficient >= 1) return XT_OK;",

@@ -11,7 +11,7 @@ STRIDES = "tests/ops/test_ops.py::test_strides -k "
 BITS = "tests/ops/test_ops.py::test_same_bits -k "
 CLAUSES = "tests/ops/test_clauses.py::"
 
-# In this order, which is that of the rooms; a file each beside this one.
+# In this order, which is that of the rooms; a file each beside this one. The suite plants the first of each, which compiles quickly.
 ROOMS = (
     "kernels", "layers", "ops", "tape", "core", "binding", "saving", "data", "training", "optim", "modules", "models", "clauses",
     "promises", "edges", "tensors", "tuning", "runtime", "gpu",
