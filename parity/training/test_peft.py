@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 
 import numpy as np
@@ -13,9 +15,17 @@ from xtrain import lora, models
 from xtrain.nn.lora import lora_layers
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install transformers)")
-peft = pytest.importorskip("peft", reason="the exchange with PEFT needs peft")
-pytestmark = pytest.mark.on_cpu
+pytestmark = [
+    pytest.mark.on_cpu,
+    pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="the exchange with PEFT needs peft"),
+]
 IDS = (np.arange(2 * 11) * 7 % 61).reshape(2, 11)
+
+
+@pytest.fixture
+def peft():
+    """Its import takes seconds, and every worker collects this file: those that run its tests import it."""
+    return importlib.import_module("peft")
 
 
 def hf(family: str, path):
@@ -67,7 +77,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("family,options", CASES)
-def test_we_load_theirs(tmp_path, family: str, options: dict) -> None:
+def test_we_load_theirs(peft, tmp_path, family: str, options: dict) -> None:
     model = peft.get_peft_model(hf(family, tmp_path / "base"), peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
     shake(model)
     model.save_pretrained(tmp_path / "a")
@@ -90,7 +100,7 @@ def test_we_load_theirs(tmp_path, family: str, options: dict) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("targets", ["all-linear", "one", "whole"])
-def test_they_load_ours(tmp_path, family: str, targets: str) -> None:
+def test_they_load_ours(peft, tmp_path, family: str, targets: str) -> None:
     base = hf(family, tmp_path / "base")
     first = "transformer.h.0.mlp.c_fc" if family == "gpt2" else "model.layers.0.mlp.up_proj"
     names = {"all-linear": "all-linear", "one": [first.rpartition(".")[2]], "whole": [first]}[targets]
@@ -111,7 +121,7 @@ def test_they_load_ours(tmp_path, family: str, targets: str) -> None:
     close(theirs(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()), ours(model))
 
 
-def test_every_key_of_their_config_is_known(tmp_path) -> None:
+def test_every_key_of_their_config_is_known(peft, tmp_path) -> None:
     """A default config of this PEFT has nothing that we refuse; what changes the mathematics is."""
     base = hf("llama", tmp_path / "base")
     for more, known in (({}, True), ({"use_dora": True}, False), ({"modules_to_save": ["lm_head"]}, False)):

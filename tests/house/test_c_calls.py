@@ -5,6 +5,7 @@ mentions a name that B alone defines. Arrows respect the order of the rooms of c
 its own rooms.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -52,19 +53,22 @@ def explain(graph: dict[str, dict[str, set[str]]], path: list[str]) -> str:
     return "; ".join(f"{a} calls {b}: {', '.join(sorted(graph[a][b]))}" for a, b in steps)
 
 
-GRAPH = call_graph(SOURCES)
+@functools.cache
+def graph() -> dict[str, dict[str, set[str]]]:
+    """Of all sources; made by the first test that asks, and not wherever this file is collected."""
+    return call_graph(SOURCES)
 
 
 def test_no_two_files_need_each_other() -> None:
-    found = circle({name: set(seen) for name, seen in GRAPH.items()})
-    assert not found, explain(GRAPH, found)
+    found = circle({name: set(seen) for name, seen in graph().items()})
+    assert not found, explain(graph(), found)
 
 
-@pytest.mark.parametrize("name", GRAPH)
+@pytest.mark.parametrize("name", SOURCES)
 def test_rooms_call_downwards(name: str) -> None:
     """A prototype of one's own is a call without an include."""
     room = test_arrows.room_of(ROOT / name)
-    for seen, symbols in GRAPH[name].items():
+    for seen, symbols in graph()[name].items():
         symbols = symbols - {"xt_cpu_backend"} if room == "backend" else symbols  # it knows every device's table
         allowed = not symbols or test_arrows.room_of(ROOT / seen) in test_arrows.MAY_SEE[room]
         assert allowed, f"{name} calls {seen}: {', '.join(sorted(symbols))}"
@@ -75,9 +79,9 @@ def room_of(name: str) -> int:
     return PY_ROOMS.index(parts[2] if len(parts) > 3 else "py")
 
 
-@pytest.mark.parametrize("name", [name for name in GRAPH if name.startswith("csrc/py/")])
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.startswith("csrc/py/")])
 def test_rooms_of_py_call_downwards(name: str) -> None:
-    for seen, symbols in GRAPH[name].items():
+    for seen, symbols in graph()[name].items():
         if seen.startswith("csrc/py/"):
             assert room_of(seen) <= room_of(name), f"{name} calls {seen}: {', '.join(sorted(symbols))}"
 
@@ -94,9 +98,9 @@ def test_this_test_sees_a_call_back() -> None:
     assert len(py) > 20 and sum(map(len, call_graph(py).values())) > 60
     name = "csrc/py/bind/errors.c"
     py[name] += "void py_planted(PyObject *list) {\n    py_wrap(NULL);\n    py_bind(NULL, NULL, 0, NULL, NULL);\n}\n"
-    graph = call_graph(py)
-    found = circle({a: set(b) for a, b in graph.items()})
-    assert name in found and "errors.c calls csrc/py/bind/args.c: py_bind" in explain(graph, found)
+    calls = call_graph(py)
+    found = circle({a: set(b) for a, b in calls.items()})
+    assert name in found and "errors.c calls csrc/py/bind/args.c: py_bind" in explain(calls, found)
     assert defined("int py_f(int (*g)(void), int b) {\nXtTensor *py_t(void)\n{\nPyState *xt_py;\n") == {
         "py_f", "py_t", "xt_py",
     }  # fmt: skip
