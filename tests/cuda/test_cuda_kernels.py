@@ -45,6 +45,23 @@ def test_the_gradient_of_an_embedding(kind: str, rows: int, cols: int, vocab: in
         assert np.array_equal(array(weight.grad), times * expected), times
 
 
+def test_what_an_index_out_of_range_names_is_absent() -> None:
+    """Neither read nor written, although column 5 of row 1, of three columns, would be an element of row 2."""
+    x = xt.tensor(np.arange(1.0, 13.0).reshape(4, 3)).to("cuda")
+    hundreds = xt.full((4, 1), 100.0, dtype=xt.float64).to("cuda")
+    index = xt.tensor(np.array([[0], [5], [1], [2]])).to("cuda")
+    rows, cols = (xt.tensor(np.array(places)).to("cuda") for places in ([0, 1, 2], [0, 5, 2]))
+    for run, want in (
+        (lambda: xt.gather(x, 1, index), [[1], [0], [8], [12]]),
+        (lambda: x[rows, cols], [1, 0, 9]),
+        (lambda: xt.scatter(x, 1, index, hundreds), [[100, 2, 3], [4, 5, 6], [7, 100, 9], [10, 11, 100]]),
+    ):
+        out = run()
+        with pytest.raises(IndexError, match=r"index must be in \[.*3\), got 5 at position 1$"):
+            xt.cuda.synchronize()
+        assert out.tolist() == want
+
+
 @pytest.mark.parametrize("dtype, bound", [("float32", 2e-6), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize(
     "rows, heads, dim", [(1, 1, 2), (3, 300, 64), (257, 7, 24), (700, 1, 128), (65, 5, 1040), (40, 257, 6)]

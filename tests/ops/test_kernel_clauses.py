@@ -8,7 +8,8 @@ import pytest
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
-from xtrain.optable.references import philox_block
+from xtrain.optable.references import philox_block, rope
+from xtrain.optable.table import UNIT_ROUNDOFF, accumulator, exact, tensor
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 nan, inf = float("nan"), float("inf")
@@ -374,6 +375,31 @@ def test_positions_in_every_form() -> None:
         assert F.rope(x, positions=positions).tolist() == want
 
 
+@pytest.mark.parametrize("shape", [(21, 2, 8), (7, 3, 2, 8)])
+def test_a_position_is_counted_anew_in_every_period(shape: tuple[int, ...]) -> None:
+    """Seven periods, which a GPU turns in one block."""
+    x = np.random.default_rng(0).standard_normal(shape)
+    assert np.abs(values(F.rope(xt.tensor(x), period=3)) - rope(x, period=3)).max() < 1e-12
+    if len(shape) == 4:
+        assert np.abs(values(F.rope(xt.tensor(x))) - rope(x, period=3)).max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_heads_an_odd_number_of_elements_apart_are_turned(dtype: str) -> None:
+    """Rows begin at multiples of 16 bytes, and heads do not."""
+    random = np.random.default_rng(0)
+    found = []
+    wide, upstream = (tensor(random.standard_normal((5, 8, 17)), dtype)[..., :16] for _ in "xy")
+    for dense in (False, True):
+        x, dy = (t.contiguous() if dense else t for t in (wide, upstream))
+        x = x.detach().requires_grad_()
+        out = F.rope(x)
+        out.backward(dy)
+        found.append([values(out.detach()), values(x.grad)])
+    for got, want in zip(*found, strict=True):
+        assert np.abs(got - want).max() <= 16 * UNIT_ROUNDOFF[dtype] * np.abs(want).max()
+
+
 def test_angles_of_float64_are_float64() -> None:
     x = xt.zeros(1, 1, 4, dtype=xt.float64)
     x[0, 0, 1] = 1.0
@@ -397,6 +423,47 @@ def test_one_gradient_of_a_gate(wanted: str) -> None:
     F.swiglu(*one).sum().backward()
     for a, b in zip(one, both, strict=True):
         assert (a.grad is None) == (not a.requires_grad) and (a.grad is None or a.grad.tolist() == b.grad.tolist())
+
+
+# ---- where tensors begin
+
+# Ops, and the shapes of their inputs: whole numbers of 16 bytes, but for where they begin.
+ANYWHERE = {
+    "layer_norm": (lambda x, w, b: [_C.layer_norm(x, w, b)], [(6, 64), (64,), (64,)]),
+    "rms_norm": (lambda x, w: [_C.rms_norm(x, w)], [(6, 64), (64,)]),
+    "dropout": (lambda x: [_C.dropout(x, 0.25, key=(5, 9))], [(6, 64)]),
+    "bias_gelu": (lambda x, b: [_C.bias_gelu(x, b)], [(6, 64), (64,)]),
+    "rope": (lambda x: [_C.rope(x)], [(6, 4, 32)]),
+    "qk_norm_rope": (lambda *t: list(_C.qk_norm_rope(*t)), [(6, 4, 32), (6, 2, 32), (32,), (32,)]),
+}
+
+
+def one_further(x: np.ndarray, dtype: str) -> xt.Tensor:
+    """x behind one other element."""
+    t = tensor(np.append(0.0, x), dtype)[1:].reshape(x.shape)
+    assert t.data_ptr() % 16 == t.dtype.itemsize
+    return t
+
+
+@pytest.mark.parametrize("op", ANYWHERE)
+def test_each_tensor_may_begin_at_any_element(op: str) -> None:
+    """One at a time, inputs and gradients of outputs. All the others begin at multiples of 16 bytes."""
+    run, shapes = ANYWHERE[op]
+    for dtype in FLOATS:
+        random = np.random.default_rng(0)
+        arrays = [exact(random.standard_normal(shape), dtype) for shape in shapes]
+        dys = [exact(random.standard_normal(out.shape), dtype) for out in run(*(tensor(a, dtype) for a in arrays))]
+        wants: list[np.ndarray] = []
+        for moved in range(-1, len(arrays) + len(dys)):  # -1: none
+            given = [(one_further if i == moved else tensor)(a, dtype) for i, a in enumerate([*arrays, *dys])]
+            leaves = [t.detach().requires_grad_() for t in given[: len(arrays)]]
+            outs = run(*leaves)
+            _C.backward(outs, given[len(arrays) :], False)
+            found = [values(t.detach()) for t in (*outs, *(leaf.grad for leaf in leaves))]
+            wants = wants or found
+            for got, want in zip(found, wants, strict=True):
+                unit = 16 * UNIT_ROUNDOFF[dtype] + 400 * UNIT_ROUNDOFF[accumulator(dtype)]
+                assert np.abs(got - want).max() <= unit * np.abs(want).max(), (dtype, moved)
 
 
 # ---- attention

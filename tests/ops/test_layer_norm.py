@@ -1,4 +1,4 @@
-"""Promises of layer_norm beside those of every op: rounding, means far from zero, sums over rows."""
+"""Promises of layer_norm and rms_norm beside those of every op: rounding, means far from zero, sums over rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from test_clauses import LOW, agreement, rounded
 
 import xtrain as xt
 import xtrain.functional as F
+from xtrain import _C
+from xtrain.optable.table import array, exact, tensor
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -48,6 +50,15 @@ def test_layer_norm_of_long_rows_far_from_zero() -> None:
         assert np.isfinite(got).all()
 
 
+@pytest.mark.parametrize("cols", [24, 33, 520, 4100, 17000])
+def test_the_variance_of_layer_norm_is_of_the_elements_of_the_row(cols: int) -> None:
+    """Lanes and threads of a GPU beyond the row hold zeros, whose distance from the mean is no part of it."""
+    x = (np.random.default_rng(0).standard_normal((4, cols)) + 3).astype(np.float32)
+    inner = x - x.astype(np.float64).mean(-1, keepdims=True)
+    want = inner / np.sqrt(np.mean(np.square(inner), -1, keepdims=True) + 1e-5)
+    assert np.allclose(F.layer_norm(xt.tensor(x), cols).cpu().numpy(), want, rtol=0, atol=1e-4)
+
+
 def test_layer_norm_of_one_column() -> None:
     """There is no variance: the bias comes out, and x has no gradient but the rounding of two equal numbers."""
     x, w, b = (xt.tensor(v).requires_grad_() for v in ([[3.0], [-7.0]], [2.0], [0.75]))
@@ -64,6 +75,54 @@ def test_layer_norm_with_one_tensor_for_weight_and_bias() -> None:
         F.layer_norm(x, 4, w, w).sum().backward()
         F.layer_norm(x, 4, *apart).sum().backward()
     assert np.allclose(w.grad.cpu().numpy(), (apart[0].grad + apart[1].grad).cpu().numpy(), rtol=1e-14)
+
+
+# Where several rows follow each other in a block of a GPU: two pieces of 16 bytes a lane, a row a block.
+@pytest.mark.parametrize(("rows", "cols"), [(3400, 132), (9, 520)])
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_the_gradient_of_a_row_by_its_own_mean_and_rstd(op: str, rows: int, cols: int) -> None:
+    """No row has the mean or the scale of another."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((rows, cols)) + random.uniform(-3, 3, (rows, 1))
+    x = exact(x * np.geomspace(0.1, 10, rows)[:, None], "float32")
+    w, dy = (exact(random.standard_normal(shape), "float32") for shape in (cols, (rows, cols)))
+    centre = x.mean(-1, keepdims=True) if op == "layer_norm" else 0.0
+    rstd = 1 / np.sqrt(np.square(x - centre).mean(-1, keepdims=True) + 1e-6)
+    xh, g = (x - centre) * rstd, dy * w
+    level = g.mean(-1, keepdims=True) if op == "layer_norm" else 0.0
+    dx, dw = rstd * (g - level - xh * (g * xh).mean(-1, keepdims=True)), (dy * xh).sum(0)
+    mine, weight = (tensor(t, "float32").requires_grad_() for t in (x, w))
+    out = _C.layer_norm(mine, weight, None, 1e-6) if op == "layer_norm" else _C.rms_norm(mine, weight, 1e-6)
+    out.backward(tensor(dy, "float32"))
+    assert (np.abs(array(mine.grad) - dx).max(-1) <= 3e-5 * np.abs(dx).max(-1)).all()
+    assert np.abs(array(weight.grad) - dw).max() <= 1e-4 * np.abs(dw).max()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("cols", [33, 96, 2048, 2050])
+def test_a_norm_is_rounded_before_its_weight_in_every_plan(cols: int, dtype: str) -> None:
+    """A single rounding of the product differs in a quarter of the elements. On a GPU: lanes that share a row, a block a row, a row read twice."""
+    random = np.random.default_rng(0)
+    x, w = (rounded(random.standard_normal(shape), dtype) for shape in ((64, cols), cols))
+    inner = x / np.sqrt(np.mean(np.square(x.astype(np.float64)), -1, keepdims=True) + 1e-6)
+    out = _C.rms_norm(xt.tensor(x).to(getattr(xt, dtype)), xt.tensor(w).to(getattr(xt, dtype)), 1e-6)
+    twice, once = agreement(out, rounded(inner, dtype).astype(np.float64) * w, inner * w)
+    assert twice > 0.995 and once < 0.9
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("dim", [64, 70])
+def test_the_norm_of_a_head_is_rounded_before_its_weight(dim: int, dtype: str) -> None:
+    """At position 0, where a rotation turns nothing. 70: halves of no whole number of 16 bytes, which are one element at a time on a GPU."""
+    random = np.random.default_rng(0)
+    shapes = [(40, 4, dim), (40, 2, dim), dim, dim]
+    arrays = [rounded(random.standard_normal(shape), dtype) for shape in shapes]
+    places = xt.zeros(40, dtype=xt.int64)
+    outs = _C.qk_norm_rope(*(xt.tensor(t).to(getattr(xt, dtype)) for t in arrays), 1e-6, positions=places)
+    for out, x, w in zip(outs, arrays[:2], arrays[2:], strict=True):
+        inner = x / np.sqrt(np.mean(np.square(x.astype(np.float64)), -1, keepdims=True) + 1e-6)
+        twice, once = agreement(out, rounded(inner, dtype).astype(np.float64) * w, inner * w)
+        assert twice > 0.995 and once < 0.9
 
 
 @pytest.mark.on_cpu
