@@ -40,6 +40,23 @@ def test_memory_that_the_legacy_stream_reads_is_not_used_again_before() -> None:
     assert seen.amin().item() == seen.amax().item() == 1.0
 
 
+def test_another_library_waits_for_what_makes_the_tensor() -> None:
+    """Its stream copies the tensor at once, while what fills it is queued behind long work."""
+    cuda, stream, n = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), 1 << 20
+    x, lent, seen = xt.rand(6000, 6000, device="cuda"), xt.zeros(n, device="cuda"), xt.zeros(n, device="cuda")
+    xt.cuda.synchronize()
+    assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0  # CU_STREAM_NON_BLOCKING: it waits for no default stream
+    products = [xt.matmul(x, x, backend="naive") for _ in range(3)]  # some 0.1 s each
+    lent.fill_(7.0)
+    capsule = lent.__dlpack__(stream=stream.value)
+    places = (ctypes.c_void_p(t.data_ptr()) for t in (seen, lent))
+    assert cuda.cuMemcpyDtoDAsync_v2(*places, ctypes.c_size_t(4 * n), stream) == 0
+    assert cuda.cuStreamSynchronize(stream) == 0
+    assert seen.amin().item() == seen.amax().item() == 7.0
+    del capsule, products
+    assert cuda.cuStreamDestroy_v2(stream) == 0
+
+
 def test_memory_goes_back_although_an_index_was_out_of_range() -> None:
     xt.cuda.empty_cache()
     large = xt.empty(1 << 29, dtype=xt.uint8, device="cuda")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
 from xtrain.optable.table import array, bits, exact, tensor
@@ -37,7 +38,10 @@ def leaves_of(given: list[np.ndarray], gamma: bool, low: bool) -> list:
 @pytest.mark.parametrize(("tokens", "c"), SIZES)
 def test_many_tokens(tokens: int, c: int, n: int, gamma: bool) -> None:
     given = drawn(tokens, n, c, (0.1, 1.0, 4.0)[c % 3])
-    leaves, exact_leaves = leaves_of(given, gamma, True), leaves_of(given, gamma, False)
+    check_against_float64(leaves_of(given, gamma, True), leaves_of(given, gamma, False))
+
+
+def check_against_float64(leaves: list, exact_leaves: list) -> None:
     outs, wanted = F.mhc_pre(*leaves), F.mhc_pre(*exact_leaves)
     for name, out, want in zip(("h_in", "h_post", "h_res"), outs, wanted):
         got, ref = array(out), array(want)
@@ -54,6 +58,61 @@ def test_many_tokens(tokens: int, c: int, n: int, gamma: bool) -> None:
         got, ref = array(leaf.grad), array(want.grad)
         rounding = 2.0**-8 * np.abs(ref) if i == 0 else 0.0
         assert (np.abs(got - ref) <= rounding + 1e-5 * np.abs(ref).max()).all(), f"gradient {i}"
+
+
+@pytest.mark.parametrize("tokens", [40, 160])
+@pytest.mark.parametrize("which", [0, 1, 4], ids=["x", "phi", "gamma"])
+def test_an_argument_that_begins_at_any_element(which: int, tokens: int) -> None:
+    given = drawn(tokens, 4, 72, 1.0)
+    leaves, dtype = leaves_of(given, True, True), "float32" if which else "bfloat16"
+    room = tensor(np.append(0.0, given[which].reshape(-1)), dtype)
+    leaves[which] = room[1:].view(*given[which].shape).requires_grad_()
+    assert leaves[which].data_ptr() % 16 == room.dtype.itemsize
+    check_against_float64(leaves, leaves_of(given, True, False))
+
+
+@pytest.mark.parametrize("tokens", [40, 160])
+@pytest.mark.parametrize(
+    "word", [0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF], ids=["inf", "-inf", "low nan", "nan"]
+)
+@pytest.mark.parametrize("column", [6, 7, 64, 159])
+def test_a_weight_that_is_not_finite(column: int, word: int, tokens: int) -> None:
+    """Infinite u, and gates that are full or empty; NaN only for NaN. Parts of phi may have other bits than phi."""
+    phi = np.zeros((24, 160), np.float32)
+    phi[:, column] = np.array([word], np.uint32).view(np.float32)
+    sign = np.where(np.arange(tokens) % 3 == 1, -1.0, 1.0)
+    x = np.broadcast_to(sign[:, None, None], (tokens, 4, 40))
+    zeros = tensor(np.zeros(24), "float32")
+    outs = F.mhc_pre(tensor(x, "bfloat16"), xt.tensor(phi), tensor(np.ones(3), "float32"), zeros, hc_eps=0.0)
+    u = (sign * float(phi[0, column]))[:, None]
+    gate = np.where(np.isnan(u), np.nan, u > 0)
+    for out, want in zip(outs, (4 * sign[:, None] * gate, 2 * gate, u[..., None])):
+        assert np.array_equal(array(out), np.broadcast_to(want, out.shape), equal_nan=True)
+
+
+def test_dx_of_more_than_a_million_tokens() -> None:
+    """Without phi it is half of dh_in."""
+    tokens = 65535 * 16 + 40
+    rng = np.random.default_rng(0)
+    x, dy = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((tokens, 1, 1), (tokens, 1)))
+    leaf = tensor(x, "float32").requires_grad_()
+    h_in, _, _ = F.mhc_pre(leaf, *(tensor(np.zeros(s), "float32") for s in ((3, 1), (3,), (3,))), hc_eps=0.0)
+    h_in.backward(tensor(dy, "float32"))
+    assert np.array_equal(array(leaf.grad), dy[..., None] / 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_slope_of_a_gate_that_is_almost_full_or_empty(dtype: str) -> None:
+    """Where a sigmoid s is 1 - 1e-9, s (1 - s) is 0 in float32."""
+    bias = np.append([5.0, 10.0, 20.0, 60.0, -5.0, 15.0, 25.0, -40.0], np.zeros(16))
+    x = tensor(np.ones((1, 4, 8)), dtype)
+    leaf = tensor(bias, "float32").requires_grad_()
+    zeros = [tensor(np.zeros(shape), "float32") for shape in ((24, 32), (3,))]
+    h_in, h_post, _ = F.mhc_pre(x, *zeros, leaf)
+    _C.backward([h_in, h_post], [tensor(np.ones((1, 8)), dtype), tensor(np.ones((1, 4)), "float32")], False)
+    e = np.exp(-np.abs(bias[:8]))
+    want = np.repeat([8.0, 2.0], 4) * e / (1 + e) ** 2
+    assert np.abs(array(leaf.grad)[:8] / want - 1).max() <= 4e-6
 
 
 @pytest.mark.parametrize("n", [4, 2])

@@ -48,6 +48,27 @@ def test_huge_logits(form: str, eps: float) -> None:
     assert (empty[2] == 0).all() and np.allclose(np.delete(empty, 2, 0).sum(-1), 1)
 
 
+@pytest.mark.parametrize("form", ["P", "D"])
+def test_what_would_be_subnormal_is_0(form: str) -> None:
+    """Eight numbers as small as that, exp(-88) say, add up to a normal one: divided by it, they would share as others do. The least
+    that counts is 2^-125.5."""
+    for n in (2, 4, 8):
+        for low in (-87.2, -88.0, -95.0, -103.0, -104.0):
+            z = np.zeros((n, n), np.float32)
+            z[1] = low
+            out = array(F.sinkhorn(tensor(z if form == "P" else z.T.copy(), "float32"), iters=3, eps=0.0, form=form))
+            assert ((out if form == "P" else out.T)[1] == 0).all(), (n, low)
+
+
+def test_a_divisor_is_inverted_to_its_last_bit() -> None:
+    """A matrix of one element: the two stages divide 1 by 1 + eps, and y by y + eps. Another eps gives other divisors."""
+    zero, one = tensor(np.zeros((1, 1, 1)), "float32"), np.float32(1)
+    for eps in np.linspace(0.001, 0.999, 500, dtype=np.float32):
+        y = one / (one + eps)
+        want = y * (one / (y + eps))  # a product with the inverse, rounded as the inverse is
+        assert F.sinkhorn(zero, iters=1, eps=float(eps)).item() == want, eps
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("n", "deviation", "iters", "options"),

@@ -159,6 +159,26 @@ def test_a_gradient_that_begins_at_any_element(backend: str, dtype: str) -> None
     assert array(room[:1]).tolist() == [3.0] and array(room[-8:]).tolist() == [3.0] * 8
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_large_gradient_that_begins_at_any_element(dtype: str) -> None:
+    """Of so many tiles that a GPU's library does not split its sums: its own kernels add to it where it is."""
+    on_gpu = "cublas" in _C.gemm_backends(_C.get_default_device())
+    backend, size, terms = ("cublas", 2048, 1024) if on_gpu else (None, 256, 128)
+    rng = np.random.default_rng(24)
+    a, b, dy = sparse(rng, terms, size), sparse(rng, size, size), sparse(rng, terms, size)
+    x, w, dy_ = tensor(a, dtype), tensor(b, dtype).requires_grad_(), tensor(dy, dtype)
+    want = a.T @ dy
+    for offset in (0, 1, 2, 4):
+        room = xt.full((size * size + 8,), 3.0, dtype=getattr(xt, dtype))
+        inside = room[offset : size * size + offset]
+        inside.fill_(0.0)
+        w.grad = inside.view(size, size)
+        _C.matmul(x, w, backend=backend).backward(dy_)
+        assert np.array_equal(array(inside).reshape(size, size), want), offset
+        assert array(room[:offset]).tolist() == [3.0] * offset
+        assert array(room[size * size + offset :]).tolist() == [3.0] * (8 - offset)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_nan_and_infinity_reach_the_result(dtype: str) -> None:
     """0 * NaN is NaN: no backend may skip zeros of a factor."""
