@@ -5,16 +5,13 @@ AMX does."""
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
-import platform
-import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from places import ROOT
+from emulated import GUARD, at_the_end_of_memory, bits_of, compiled, wide
 
 import xtrain as xt
 from xtrain import _C
@@ -24,15 +21,6 @@ REASON = _C.explain_gemm((4, 4, 4), "bfloat16", backend="amx")[0][2]
 HAS = REASON is None
 needs_tiles = pytest.mark.skipif(not HAS, reason="this process may use no AMX tiles")
 FLOAT32, BFLOAT16 = 0, 2
-SOURCES = [
-    "cpu/gemm/amx.c",
-    "cpu/gemm/bf16.c",
-    "cpu/gemm/bf16_work.c",
-    "cpu/gemm/common.c",
-    "core/error.c",
-    "core/dtype.c",
-]
-SOURCES += ["core/threads.c"]
 Two = ctypes.c_int64 * 2
 
 
@@ -50,36 +38,7 @@ class Gemm(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    if platform.machine() != "x86_64" or sys.platform != "linux":
-        pytest.skip("AMX tiles are for Linux on x86-64")
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
-    path = tmp_path_factory.mktemp("amx") / "amx.so"
-    options = [
-        "-std=gnu11",
-        "-shared",
-        "-fPIC",
-        "-O1",
-        "-w",
-        "-pthread",
-        "-DXT_SANITIZE",
-        "-D_GNU_SOURCE",
-        f"-I{ROOT}/csrc",
-    ]
-    include = ["-include", ROOT / "tests/gemm/emulate.h"]
-    subprocess.run([compiler, *options, *include, *(ROOT / "csrc" / s for s in SOURCES), "-lm", "-o", path], check=True)
-    found = ctypes.CDLL(str(path))
-    found.xt_error_message.restype = ctypes.c_char_p
-    return found
-
-
-def bits_of(x: np.ndarray) -> np.ndarray:
-    """bfloat16 of float32, to nearest even, as uint16."""
-    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return np.where(np.isnan(x), 0x7FC0, (u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def wide(x: np.ndarray) -> np.ndarray:
-    return (x.astype(np.uint32) << 16).view(np.float32)
+    return compiled(tmp_path_factory.mktemp("amx"), "gemm/bf16.c")
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
@@ -112,7 +71,6 @@ def by_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 DEFINED = {"amx": by_tiles, "bf16": by_pairs}
-GUARD = 0x7F80  # infinite: what is read by mistake makes NaN, what is written by mistake is seen
 
 
 def surround(x: np.ndarray, behind: int) -> np.ndarray:
@@ -211,25 +169,13 @@ def test_emulated_threads_and_batches_change_no_bit(library, name: str) -> None:
             assert np.array_equal(multiply(library, name, a, b, threads=threads), alone), threads
 
 
-def at_the_end_of_memory(x: np.ndarray, behind: int) -> np.ndarray:
-    """A copy of x, dense, before a page that nobody may read."""
-    assert behind == 0
-    size = -(-x.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = mmap.mmap(-1, size + mmap.PAGESIZE)
-    at = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at + size), mmap.PAGESIZE, 0) == 0
-    copy = np.frombuffer(pages, x.dtype, x.size, size - x.nbytes)
-    copy[:] = x.reshape(-1)
-    return copy
-
-
 @pytest.mark.parametrize("name", ["amx", "bf16"])
 def test_emulated_kernels_touch_nothing_behind_an_operand(library, name: str) -> None:
     """The process would end."""
     for shape in ((20, 17, 64), (1, 1, 32), (33, 31, 35), (47, 63, 1)):
         a, b = drawn(*shape)
         for layout in ("nn", "nt", "tn", "tt"):
-            multiply(library, name, a, b, layout, place=at_the_end_of_memory)
+            multiply(library, name, a, b, layout, place=lambda x, behind: at_the_end_of_memory(x))
 
 
 def test_emulated_tiles_are_released(library) -> None:

@@ -21,7 +21,9 @@ OTHERS = {
     | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu", "cuda/layers/decoder_step.cu"},
     "gemm": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"}
     | {
+        "csrc/cpu/attention/amx.c",
         "csrc/cpu/attention/bf16.c",
+        "csrc/cpu/attention/bf16_shares.c",
         "csrc/cpu/attention/materialized.c",
         "csrc/cpu/attention/cached_attention.c",
         "csrc/cpu/attention/documents.c",

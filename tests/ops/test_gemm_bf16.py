@@ -1,7 +1,6 @@
-"""Implementations of some problems alone. bf16, products and attention in AVX512-BF16 instructions: the bits of the instruction's
-definition in plain NumPy, what test_gemm.py asks of every backend, and attention within the roundings of P and dS. A CPU without the
-instructions runs the next implementation under this name, which must pass what does not need them all the same. So does amx, whose bits
-tests/gemm has. At the end: few, products of at most 8 rows."""
+"""Implementations of some products alone. bf16, in AVX512-BF16 instructions: the bits of the instruction's definition in plain NumPy, and
+what test_gemm.py asks of every backend. A CPU without the instructions runs the next implementation under this name, which must pass what
+does not need them all the same. So does amx, whose bits tests/gemm has, beside attention. At the end: few, products of at most 8 rows."""
 
 from __future__ import annotations
 
@@ -13,8 +12,6 @@ from test_gemm import LAYOUTS, SHAPES, bits, name_of, rounded, stored, values
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
-from xtrain.optable.references import attention_weights
-from xtrain.optable.table import array, tensor
 
 pytestmark = pytest.mark.on_cpu
 LOW = ["amx", "bf16"]
@@ -135,117 +132,6 @@ def test_threads_change_no_bit(name: str) -> None:
                 assert bits(xt.matmul(a, b, backend=name)) == alone, f"{threads} threads"
     finally:
         xt.set_num_threads(before)
-
-
-# ---- attention ----------------------------------------------------------------------------------------------------------------
-
-# B, H, K, Sq, Skv, D; causal, window, softcap, lengths of documents: strips of 256 keys, blocks of 64 rows, shares of a kv head,
-# heads that end inside a vector, a pair or a panel
-ATTENTIONS = [
-    ((1, 2, 1, 650, 650, 32), True, None, None, None),
-    ((1, 3, 3, 70, 530, 33), False, None, None, None),
-    ((1, 2, 2, 303, 303, 136), True, 100, None, None),
-    ((2, 2, 1, 300, 300, 16), True, None, 2.0, [[40, 260], [1, 299]]),
-    ((1, 1, 1, 330, 270, 7), True, 258, None, None),
-]
-
-
-def attend(rows: list[xt.Tensor], causal: bool, backend: str = "bf16", **options) -> list[xt.Tensor]:
-    """Attention of rows [B, S, heads, D] and of the gradient rows[3] of its result: out, dq, dk, dv."""
-    q, k, v, dout = (x.transpose(1, 2) for x in rows)
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, backend=backend, **options)
-    out.backward(dout)
-    return [out.detach(), q.grad, k.grad, v.grad]
-
-
-def random_rows(sizes: tuple[int, ...], seed: int = 0) -> list[xt.Tensor]:
-    b, h, kv, s, t, d = sizes
-    random = np.random.default_rng([seed, *sizes])
-    return [tensor(random.standard_normal((b, *shape, d)), "bfloat16") for shape in ((s, h), (t, kv), (t, kv), (s, h))]
-
-
-@pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: "x".join(map(str, case[0])))
-def test_attention_within_the_roundings_of_p_and_ds(case) -> None:
-    """u = 2^-8 is a rounding to bfloat16: of P, dS, the results, and of out where delta reads it. Float32 sums add a sixteenth of it."""
-    sizes, causal, window, softcap, lengths = case
-    rows, u = random_rows(sizes), 2.0**-8
-    documents = None if lengths is None else F.document_bounds(lengths, device="cpu")
-    got = [array(x) for x in attend(rows, causal, documents=documents, window=window, softcap=softcap)]
-    q, k, v, dout = (array(x).transpose(0, 2, 1, 3) for x in rows)
-    group, scale = sizes[1] // sizes[2], sizes[5] ** -0.5
-    k, v = (np.repeat(x, group, 1) for x in (k, v))
-    with np.errstate(invalid="ignore"):  # rows that see no key
-        scores, p = attention_weights(q, k, causal, None, lengths, window, None, softcap)
-    p = np.nan_to_num(p)
-    slope = np.where(p > 0, 1 - (scores / softcap) ** 2 if softcap else 1, 0)
-    flip = [x.swapaxes(-1, -2) for x in (v, p)]
-    out = p @ v
-    wrong_out = u * (p @ np.abs(v) + np.abs(out))
-    ds = p * slope * (dout @ flip[0] - (dout * out).sum(-1, keepdims=True))
-    wrong_ds = u * np.abs(ds) + p * slope * (np.abs(dout) * wrong_out).sum(-1, keepdims=True)
-    heads = lambda x: x.reshape(*x.shape[:1], -1, group, *x.shape[2:]).sum(2)  # noqa: E731
-    want = [out, scale * ds @ k, heads(scale * ds.swapaxes(-1, -2) @ q), heads(flip[1] @ dout)]
-    wrong = [wrong_out, scale * wrong_ds @ np.abs(k), heads(scale * wrong_ds.swapaxes(-1, -2) @ np.abs(q))]
-    wrong += [heads(u * flip[1] @ np.abs(dout))]
-    for name, x, exact, bound in zip(("out", "dq", "dk", "dv"), got, want, wrong):
-        assert np.isfinite(x).all(), name
-        over = np.abs(x - exact) - (1 + 1 / 16) * (bound + u * np.abs(exact)) - 1e-6
-        assert over.max() <= 0, (name, over.max())
-
-
-@needs_instruction
-def test_attention_has_the_same_bits_alone_and_with_any_threads() -> None:
-    """One kv head, whose rows are cut into shares, batched and one by one."""
-    rows, before, found = random_rows((3, 16, 1, 200, 200, 24)), _C.get_num_threads(), set()
-    try:
-        for threads in (1, 2, 5):
-            xt.set_num_threads(threads)
-            whole = attend(rows, True)
-            alone = [attend([x[i : i + 1] for x in rows], True) for i in range(3)]
-            found.add(b"".join(bits(x.contiguous()) for x in whole))
-            found.add(b"".join(bits(xt.cat(parts).contiguous()) for parts in zip(*alone)))
-    finally:
-        xt.set_num_threads(before)
-    assert len(found) == 1
-
-
-@needs_instruction
-def test_attention_of_infinite_scores() -> None:
-    """Scores of -Inf in the first strip of keys count for nothing; scores of -Inf alone give NaN; NaN stays in its row."""
-    q, k, v, dout = random_rows((1, 1, 1, 300, 300, 8), 1)
-    q, k = q.abs() + 1, k.abs()
-    last = attend([q, k[:, 290:], v[:, 290:], dout], False)[0]
-    k[:, :290] = float("-inf")
-    assert bits(attend([q, k, v, dout], False)[0].contiguous()) == bits(last.contiguous())
-    q[:, 7] = float("nan")
-    nan = np.isnan(array(attend([q, k, v, dout], False)[0])[0, 0])
-    assert nan[7].all() and not np.delete(nan, 7, 0).any()
-    k[:, 290:] = float("-inf")
-    assert np.isnan(array(attend([q, k, v, dout], False)[0])).all()
-
-
-@needs_instruction
-@pytest.mark.parametrize("which", [0, 1])
-def test_attention_of_huge_scores(which: int) -> None:
-    """A score is exactly its own maximum, however large: the weights are those of float32, and gradients are finite."""
-    rows = random_rows((1, 1, 1, 130, 130, 32), 1)
-    rows[which] = rows[which].clone()
-    rows[which][0, 65, 0, 3] = 1e20
-    found, wide = attend(rows, True), attend([x.float() for x in rows], True, "materialized")
-    assert all(np.isfinite(array(x)).all() for x in found)
-    assert np.abs(array(found[0]) - array(wide[0])).max() <= 2.0**-7 * np.abs(array(wide[0])).max()
-
-
-@needs_instruction
-def test_keys_that_are_one_row_in_memory() -> None:
-    """A stride of 0: rows are read where they lie."""
-    q, k, v, dout = random_rows((1, 2, 1, 70, 1, 16))
-    found = []
-    for lay in (lambda x: x, lambda x: x.contiguous()):
-        rows = [q, lay(k.expand(1, 70, 1, 16)), lay(v.expand(1, 70, 1, 16)), dout]
-        found.append([bits(x.contiguous()) for x in attend(rows, True)])
-    assert found[0] == found[1]
 
 
 # ---- few --------------------------------------------------------------------------------------------------------------------------------

@@ -164,13 +164,14 @@ def test_reasons() -> None:
         assert _C.explain_gemm(sizes, dtype, layout=layout)[0] == ("few", "few", reason)
     for backward in (False, True):
         close = _C.explain_attention((1, 2, 2, 8, 8, 4), backward=backward, strides=(64, 32, 4, 64, 32, 0))
-        assert close[0] == NOT_BF16 and chosen(close) == "reference"
-        assert close[1][2].startswith("rows of a tensor lie closer than the head dim")
+        assert close[:2] == [NOT_AMX, NOT_BF16] and chosen(close) == "reference"
+        assert close[2][2].startswith("rows of a tensor lie closer than the head dim")
         for skv, dim in ((0, 4), (8, 0)):
             empty = _C.explain_attention((1, 2, 1, 8, skv, dim), "bfloat16", backward=backward)
-            assert [row[2] for row in empty] == ["there is nothing to multiply"] * 2 + [None]
-        low = _C.explain_attention((1, 2, 1, 8, 8, 4), "bfloat16", backward=backward)[0]
-        assert low == ("bf16", "bf16", None if has else "this CPU has no AVX512-BF16 instructions")
+            assert [row[2] for row in empty] == ["there is nothing to multiply"] * 3 + [None]
+        low = _C.explain_attention((1, 2, 1, 8, 8, 4), "bfloat16", backward=backward)
+        assert low[0] == ("amx", "amx", "there are fewer than 16 queries")
+        assert low[1] == ("bf16", "bf16", None if has else "this CPU has no AVX512-BF16 instructions")
 
 
 @pytest.mark.on_cpu

@@ -238,9 +238,11 @@ def test_explain_measures_nothing(monkeypatch, capsys) -> None:
     assert run("attention", "--explain", "--sizes", "1x2x1x8x4", "--dtypes", "float64") == 0
     assert capsys.readouterr().out.splitlines() == [
         "1x2x1x8x4 float64 forward on cpu: materialized",
+        "  amx           no   the dtype is not bfloat16",
         "  bf16          no   the dtype is not bfloat16",
         "  materialized  yes",
         "1x2x1x8x4 float64 backward on cpu: materialized",
+        "  amx           no   the dtype is not bfloat16",
         "  bf16          no   the dtype is not bfloat16",
         "  materialized  yes",
     ]
@@ -275,7 +277,8 @@ def test_doctor_shows_the_choice() -> None:
     every = "{} for float32, bfloat16, float16, float64"
     choice = low if "avx512bf16" in _C.cpu_features() else every
     tiles = next(row[2] for row in _C.explain_gemm((9, 9, 9), "bfloat16") if row[0] == "amx") is None
-    product = (low.replace("bf16 for", "amx for") if tiles else choice).format("blas")
+    choice = low.replace("bf16 for", "amx for") if tiles else choice
+    product = choice.format("blas")
     assert "cpu " in text and f"product 8192x3072x768:nt: {product}" in text
     for pass_ in ("forward", "backward"):
         assert f"attention 8x12x12x1024x64 {pass_}: {choice.format('materialized')}" in text

@@ -10,12 +10,16 @@ XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p);
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p);
 const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device);
 const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device);
+XtStatus xt_attention_amx_fwd(const XtAttentionFwd *p); /* bfloat16 in AMX tiles: subnormals count as zero */
+XtStatus xt_attention_amx_bwd(const XtAttentionBwd *p);
+const char *xt_attention_amx_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device);
+const char *xt_attention_amx_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device);
 XtStatus xt_attention_bf16_fwd(const XtAttentionFwd *p); /* bfloat16 in AVX512-BF16 instructions: subnormals count as zero */
 XtStatus xt_attention_bf16_bwd(const XtAttentionBwd *p);
 const char *xt_attention_bf16_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device);
 const char *xt_attention_bf16_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device);
 
-extern const XtAttentionBackend xt_cpu_attention_backends[]; /* bf16, materialized, reference */
+extern const XtAttentionBackend xt_cpu_attention_backends[]; /* amx, bf16, materialized, reference */
 
 /* The keys begin <= j < end of a query. */
 typedef struct XtSeen {

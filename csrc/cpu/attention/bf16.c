@@ -10,29 +10,12 @@
  * does. Packed K and V have the layout of op(B) of cpu/gemm/bf16_tile.h; Q, dO, P and dS are read as its op(A). A tile whose scores nobody
  * sees is left out.
  *
- * A piece is a share of the blocks of a kv head of a document, over the query heads that share it: every n-th block. It packs K and V
- * once. Rows of the forward do not meet, so that its shares suit the threads. dK and dV are sums of a share by one thread, in a fixed
- * order, and then over shares; their number depends on the shape without the batch. So neither threads nor the batch change a bit.
+ * How the work is cut for threads: bf16_shares.h.
  */
-#include "attention.h"
 #include "bf16_block.h"
 #include "cpu/gemm/gemm.h"
 
-#include <stdlib.h>
-
 #ifdef XT_BF16_TILES
-
-#define PIECE_WORK 2000000 /* multiply-adds that a thread takes at once in the forward, or more */
-#define PIECES 16          /* of the backward of an entry of the batch, where there are fewer kv heads */
-#define SHARE_BLOCKS 6     /* of query rows at least, in a share of the backward: its sums are written and added up */
-#define LOG2_E 1.44269504088896341f
-
-/* Room for the arrays of a piece: those of a NULL base only count. */
-static void *carve(char *base, size_t *used, int64_t numbers) {
-    void *at = base ? base + *used : NULL;
-    *used += ((size_t)numbers * 4 + 63) / 64 * 64;
-    return at;
-}
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
@@ -55,12 +38,6 @@ static size_t forward_room(Forward *f, char *base, int64_t skv, int64_t dim) {
     f->sum = carve(base, &used, ROWS);
     return used;
 }
-
-/* a b, rounded as the maximum of such products is: fused with a subtraction, a huge score would lie far from its own maximum. */
-PAIRS_INLINE __m512 product_of(__m512 a, __m512 b) { return _mm512_mul_round_ps(a, b, _MM_FROUND_CUR_DIRECTION); }
-
-/* 2^x, at most 1, where lse is rounded and x is not. NaN stays NaN. */
-PAIRS_INLINE __m512 weight_of(__m512 x) { return exp2_of(_mm512_min_ps(_mm512_setzero_ps(), x)); }
 
 /* s -> P = 2^(factor s - max) in bfloat16, zero where a row sees nothing; max and sum go on, out shrinks where max grows. */
 PAIRS_FAST static void soften(const Block *block, float factor, int64_t dim, const Forward *f) {
@@ -104,7 +81,8 @@ PAIRS_FAST static void finish_rows(const Block *block, int64_t dim, const Forwar
     for (int64_t i = 0; i < block->rows; i++) {
         const XtSeen seen = seen_by(block->sight, block->row + i, 1, 0, block->sight->skv);
         const bool sees = seen.end > seen.begin;
-        store_row(f->out + i * PANEL, ROWS * PANEL, dim, sees ? 1 / f->sum[i] : 0, out + i * ld);
+        if (sees) store_row(f->out + i * PANEL, ROWS * PANEL, dim, 1 / f->sum[i], out + i * ld);
+        else memset(out + i * ld, 0, (size_t)dim * sizeof *out);
         lse[i] = sees ? (float)((double)f->max[i] * 0.693147180559945309 + log((double)f->sum[i])) : -INFINITY;
     }
 }
@@ -112,10 +90,10 @@ PAIRS_FAST static void finish_rows(const Block *block, int64_t dim, const Forwar
 /* Rows i ... of query head h. */
 static void forward_block(const XtAttentionFwd *p, const XtPart *part, int64_t h, int64_t i, const Forward *f) {
     const Sight sight = {p->causal, p->window, part->sq, part->skv};
-    const int64_t b = part->b, at = part->first + i, dim = p->dim;
+    const int64_t dim = p->dim;
     Block block = {.sight = &sight, .row = i, .rows = least(part->sq - i, ROWS)};
-    const uint16_t *q = (const uint16_t *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + at * p->q_stride[2]; /* [rows, D] */
-    uint16_t *out = (uint16_t *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + at * p->out_stride[2];   /* [rows, D] */
+    const uint16_t *q = (const uint16_t *)p->q + xt_rows_at(p->q_stride, part, h) + i * p->q_stride[2]; /* [rows, D] */
+    uint16_t *out = (uint16_t *)p->out + xt_rows_at(p->out_stride, part, h) + i * p->out_stride[2];     /* [rows, D] */
     const float factor = (float)(p->softcap > 0 ? p->softcap : p->scale) * LOG2_E;
     memset(f->out, 0, (size_t)(panels_of(dim) * ROWS * PANEL) * sizeof(float));
     for (int64_t r = 0; r < ROWS; r++) f->max[r] = -INFINITY, f->sum[r] = 0;
@@ -127,7 +105,7 @@ static void forward_block(const XtAttentionFwd *p, const XtPart *part, int64_t h
         soften(&block, factor, dim, f);
         add_values(&block, f->p, dim, f->v, (part->skv + 1) / 2, f->out);
     }
-    finish_rows(&block, dim, f, out, p->out_stride[2], (float *)p->lse + (b * p->heads + h) * p->sq + at);
+    finish_rows(&block, dim, f, out, p->out_stride[2], (float *)p->lse + (part->b * p->heads + h) * p->sq + part->first + i);
 }
 
 /* Shares [begin, end), counted through the kv heads of all parts. */
@@ -137,45 +115,19 @@ static XtStatus forward_shares(void *context, int64_t begin, int64_t end) {
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
     for (int64_t index = begin; index < end; index++) {
         const XtPart *part = job->parts + xt_part_at(job->parts, job->count, index);
-        const int64_t n = index - part->index, b = part->b, g = n / part->shares, skv = part->skv;
+        const int64_t n = index - part->index, g = n / part->shares, skv = part->skv;
         Forward f;
         void *scratch;
         XT_CHECK(xt_scratch(forward_room(&f, NULL, skv, dim), &scratch));
         forward_room(&f, scratch, skv, dim);
-        const uint16_t *k = (const uint16_t *)p->k + b * p->k_stride[0] + g * p->k_stride[1] + part->first * p->k_stride[2];
-        const uint16_t *v = (const uint16_t *)p->v + b * p->v_stride[0] + g * p->v_stride[1] + part->first * p->v_stride[2];
+        const uint16_t *k = (const uint16_t *)p->k + xt_rows_at(p->k_stride, part, g);
+        const uint16_t *v = (const uint16_t *)p->v + xt_rows_at(p->v_stride, part, g);
         pack_transposed(k, p->k_stride[2], skv, dim, f.k);
         pack_rows_b(v, p->v_stride[2], skv, dim, f.v, (skv + 1) / 2 * PANEL);
         for (int64_t i = n % part->shares; i < group * part->blocks; i += part->shares)
             forward_block(p, part, g * group + i / part->blocks, i % part->blocks * ROWS, &f);
     }
     return XT_OK;
-}
-
-static void cut_rows(XtPart *part) {
-    part->rows = ROWS;
-    part->blocks = (part->sq + ROWS - 1) / ROWS;
-}
-
-XtStatus xt_attention_bf16_fwd(const XtAttentionFwd *p) {
-    XtAttentionJob job = {.p = p};
-    if (p->kv_heads == 0) return XT_OK;
-    XT_CHECK(xt_attention_parts(p->documents, p->batch, p->sq, p->skv, &job.parts, &job.count));
-    const int64_t group = p->heads / p->kv_heads, kv_heads = p->kv_heads, wanted = 4 * (int64_t)xt_num_threads();
-    double work = 0;
-    for (int64_t n = 0; n < job.count; n++) {
-        XtPart *part = job.parts + n;
-        cut_rows(part);
-        const int64_t shares = (wanted - 1) / (job.count * kv_heads) + 1, most = (group * part->blocks + 1) / 2;
-        part->shares = wanted > 4 && most > 1 ? least(shares, most) : 1;
-        part->index = job.pieces;
-        job.pieces += kv_heads * part->shares;
-        work += 2.0 * (double)(p->heads * part->sq * p->dim) * (double)part->skv;
-    }
-    const double each = job.pieces > 0 ? work / (double)job.pieces : 0;
-    XtStatus status = xt_parallel(job.pieces, each < PIECE_WORK ? (int64_t)(PIECE_WORK / (each + 1)) : 1, forward_shares, &job);
-    free(job.parts);
-    return status;
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------------------- */
@@ -293,13 +245,12 @@ PAIRS_FAST static void store_rows(const float *sums, int64_t step, int64_t rows,
 /* Blocks first, first + shares, ... of query head h, which a share has. Adds to dK and dV, writes dQ. */
 static void backward_head(const XtAttentionBwd *p, const XtPart *part, int64_t h, int64_t first, const Backward *r) {
     const Sight sight = {p->causal, p->window, part->sq, part->skv};
-    const int64_t b = part->b, dim = p->dim, skv = part->skv, step = part->shares * ROWS, panels = panels_of(dim);
-    const uint16_t *q = (const uint16_t *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + part->first * p->q_stride[2];
-    const uint16_t *dout =
-        (const uint16_t *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + part->first * p->dout_stride[2];
-    const uint16_t *out = (const uint16_t *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + part->first * p->out_stride[2];
-    uint16_t *dq = (uint16_t *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + part->first * p->dq_stride[2]; /* [sq, D] each */
-    const float *lse = (const float *)p->lse + (b * p->heads + h) * p->sq + part->first;                          /* [sq] */
+    const int64_t dim = p->dim, skv = part->skv, step = part->shares * ROWS, panels = panels_of(dim);
+    const uint16_t *q = (const uint16_t *)p->q + xt_rows_at(p->q_stride, part, h);
+    const uint16_t *dout = (const uint16_t *)p->dout + xt_rows_at(p->dout_stride, part, h);
+    const uint16_t *out = (const uint16_t *)p->out + xt_rows_at(p->out_stride, part, h);
+    uint16_t *dq = (uint16_t *)p->dq + xt_rows_at(p->dq_stride, part, h);                      /* [sq, D] each */
+    const float *lse = (const float *)p->lse + (part->b * p->heads + h) * p->sq + part->first; /* [sq] */
     const int64_t sums = panels * ROWS * PANEL, packed = sums / 2, ld_q = p->q_stride[2], ld_dout = p->dout_stride[2];
     const float factor = (float)(p->softcap > 0 ? p->softcap : p->scale) * LOG2_E;
     for (int64_t i = first * ROWS, n = 0; i < part->sq; i += step, n++) {
@@ -330,14 +281,6 @@ static void backward_head(const XtAttentionBwd *p, const XtPart *part, int64_t h
                    p->dq_stride[2]);
 }
 
-/* Where dK and dV of kv head g of a part lie. */
-static uint16_t *dk_of(const XtAttentionBwd *p, const XtPart *part, int64_t g) {
-    return (uint16_t *)p->dk + part->b * p->dk_stride[0] + g * p->dk_stride[1] + part->first * p->dk_stride[2];
-}
-static uint16_t *dv_of(const XtAttentionBwd *p, const XtPart *part, int64_t g) {
-    return (uint16_t *)p->dv + part->b * p->dv_stride[0] + g * p->dv_stride[1] + part->first * p->dv_stride[2];
-}
-
 /* Shares [begin, end), counted through the kv heads of all parts. */
 static XtStatus backward_shares(void *context, int64_t begin, int64_t end) {
     const XtAttentionJob *job = context;
@@ -345,14 +288,14 @@ static XtStatus backward_shares(void *context, int64_t begin, int64_t end) {
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
     for (int64_t index = begin; index < end; index++) {
         const XtPart *part = job->parts + xt_part_at(job->parts, job->count, index);
-        const int64_t n = index - part->index, b = part->b, g = n / part->shares, skv = part->skv, sums = sums_of(skv, dim);
+        const int64_t n = index - part->index, g = n / part->shares, skv = part->skv, sums = sums_of(skv, dim);
         Backward r;
         void *scratch;
         XT_CHECK(xt_scratch(backward_room(&r, NULL, part, dim), &scratch));
         backward_room(&r, scratch, part, dim);
         if (part->shares > 1) r.dk = (float *)job->sums + part->sums + n * 2 * sums, r.dv = r.dk + sums;
-        const uint16_t *k = (const uint16_t *)p->k + b * p->k_stride[0] + g * p->k_stride[1] + part->first * p->k_stride[2];
-        const uint16_t *v = (const uint16_t *)p->v + b * p->v_stride[0] + g * p->v_stride[1] + part->first * p->v_stride[2];
+        const uint16_t *k = (const uint16_t *)p->k + xt_rows_at(p->k_stride, part, g);
+        const uint16_t *v = (const uint16_t *)p->v + xt_rows_at(p->v_stride, part, g);
         pack_transposed(k, p->k_stride[2], skv, dim, r.k);
         pack_transposed(v, p->v_stride[2], skv, dim, r.v);
         pack_rows_b(k, p->k_stride[2], skv, dim, r.k_rows, (skv + 1) / 2 * PANEL);
@@ -362,8 +305,9 @@ static XtStatus backward_shares(void *context, int64_t begin, int64_t end) {
             if (first < part->blocks) backward_head(p, part, h, first, &r);
         }
         if (part->shares > 1) continue;
-        store_rows(r.dk, skv * PANEL, skv, dim, (float)p->scale, dk_of(p, part, g), p->dk_stride[2]);
-        store_rows(r.dv, skv * PANEL, skv, dim, 1, dv_of(p, part, g), p->dv_stride[2]);
+        store_rows(r.dk, skv * PANEL, skv, dim, (float)p->scale, (uint16_t *)p->dk + xt_rows_at(p->dk_stride, part, g),
+                   p->dk_stride[2]);
+        store_rows(r.dv, skv * PANEL, skv, dim, 1, (uint16_t *)p->dv + xt_rows_at(p->dv_stride, part, g), p->dv_stride[2]);
     }
     return XT_OK;
 }
@@ -391,35 +335,24 @@ static XtStatus add_shares(void *context, int64_t begin, int64_t end) {
         float *dk = (float *)job->sums + part->sums + g * shares * 2 * sums + from * PANEL, *dv = dk + sums;
         add_up(dk, shares, 2 * sums, panels_of(dim), skv * PANEL, rows);
         add_up(dv, shares, 2 * sums, panels_of(dim), skv * PANEL, rows);
-        store_rows(dk, skv * PANEL, rows, dim, (float)p->scale, dk_of(p, part, g) + from * p->dk_stride[2], p->dk_stride[2]);
-        store_rows(dv, skv * PANEL, rows, dim, 1, dv_of(p, part, g) + from * p->dv_stride[2], p->dv_stride[2]);
+        store_rows(dk, skv * PANEL, rows, dim, (float)p->scale,
+                   (uint16_t *)p->dk + xt_rows_at(p->dk_stride, part, g) + from * p->dk_stride[2], p->dk_stride[2]);
+        store_rows(dv, skv * PANEL, rows, dim, 1, (uint16_t *)p->dv + xt_rows_at(p->dv_stride, part, g) + from * p->dv_stride[2],
+                   p->dv_stride[2]);
     }
     return XT_OK;
 }
 
-/* How many shares each kv head of a part is cut into: as if its entry, or its document, were alone, for its bits. */
-static int64_t shares_of(const XtPart *part, const XtAttentionBwd *p) {
-    const int64_t blocks = p->heads / p->kv_heads * part->blocks;
-    const double fit = XT_ATTENTION_SUMS / (8.0 * (double)p->kv_heads * (double)sums_of(part->skv, p->dim));
-    int64_t shares = least((PIECES - 1) / p->kv_heads + 1, blocks / SHARE_BLOCKS);
-    shares = fit < (double)shares ? (int64_t)fit : shares;
-    return shares > 1 ? shares : 1;
-}
+static const XtBf16Attention kernel = {.rows = ROWS,
+                                       .share_blocks = 6,
+                                       .alone = 2000000,
+                                       .sums = sums_of,
+                                       .forward = forward_shares,
+                                       .backward = backward_shares,
+                                       .add = add_shares};
 
-XtStatus xt_attention_bf16_bwd(const XtAttentionBwd *p) {
-    XtPart *parts;
-    int64_t count;
-    if (p->kv_heads == 0) return XT_OK;
-    XT_CHECK(xt_attention_parts(p->documents, p->batch, p->sq, p->skv, &parts, &count));
-    for (int64_t n = 0; n < count; n++) {
-        cut_rows(parts + n);
-        parts[n].shares = shares_of(parts + n, p);
-        parts[n].numbers = 2 * sums_of(parts[n].skv, p->dim); /* [2, panels of D, skv, 64] */
-    }
-    XtStatus status = xt_attention_shares(p, parts, count, sizeof(float), backward_shares, add_shares);
-    free(parts);
-    return status;
-}
+XtStatus xt_attention_bf16_fwd(const XtAttentionFwd *p) { return xt_attention_bf16_forward(p, &kernel); }
+XtStatus xt_attention_bf16_bwd(const XtAttentionBwd *p) { return xt_attention_bf16_backward(p, &kernel); }
 
 #else
 XtStatus xt_attention_bf16_fwd(const XtAttentionFwd *p) {
@@ -433,9 +366,8 @@ XtStatus xt_attention_bf16_bwd(const XtAttentionBwd *p) {
 #endif
 
 static const char *unfit(XtDtype dtype, int64_t skv, int64_t dim) {
-    if (dtype != XT_BFLOAT16) return "the dtype is not bfloat16";
-    if (dim <= 0 || skv <= 0) return "there is nothing to multiply";
-    return xt_has_bf16_pairs() ? NULL : "this CPU has no AVX512-BF16 instructions";
+    const char *reason = xt_attention_bf16_fits(dtype, skv, dim);
+    return reason || xt_has_bf16_pairs() ? reason : "this CPU has no AVX512-BF16 instructions";
 }
 
 const char *xt_attention_bf16_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {

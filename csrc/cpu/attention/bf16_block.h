@@ -1,12 +1,11 @@
-/* bf16_block.h - a block of rows of one head beside a strip of keys: who sees what, the three kinds of products, and vectors of 16.
+/* bf16_block.h - a block of rows of one head beside a strip of keys: the three kinds of products, and vectors of 16.
  *
  * A product has tiles of 6 rows and 64 columns, of bf16_tile.h. Each leaves out what nobody sees: a tile of scores, keys before the
  * first and behind the last that 6 rows see, rows before the first that sees one of 6 keys.
  */
 #pragma once
 
-#include "attention.h"
-#include "cpu/elementwise/unary_math.h"
+#include "bf16_rows.h"
 #include "cpu/gemm/bf16_tile.h"
 
 #ifdef XT_BF16_TILES
@@ -17,29 +16,6 @@
 #define PAIRS_LD (STRIP + 16) /* numbers of 32 bits */
 
 static int64_t panels_of(int64_t size) { return (size + PANEL - 1) / PANEL; }
-
-/* ---- who sees what ----------------------------------------------------------------------------------------------------------- */
-
-typedef struct Sight {
-    bool causal;
-    int64_t window, sq, skv;
-} Sight;
-
-/* The keys that some of rows row ... row + rows - 1 see, counted from key `first`, of `count` there. */
-static XtSeen seen_by(const Sight *sight, int64_t row, int64_t rows, int64_t first, int64_t count) {
-    int64_t begin = xt_seen(sight->causal, sight->window, row, sight->sq, sight->skv, 0, sight->skv).begin - first;
-    int64_t end = xt_seen(sight->causal, sight->window, row + rows - 1, sight->sq, sight->skv, 0, sight->skv).end - first;
-    begin = begin > 0 ? least(begin, count) : 0, end = least(end, count);
-    return (XtSeen){begin, end > begin ? end : begin};
-}
-
-/* The rows of a block, which begins with `row`, that may see some of keys key ... key + keys - 1. */
-static XtSeen seeing(const Sight *sight, int64_t key, int64_t keys, int64_t row, int64_t rows) {
-    const int64_t off = sight->skv - sight->sq + row;
-    int64_t begin = sight->causal ? key - off : 0, end = sight->window > 0 ? key + keys + sight->window - 1 - off : rows;
-    begin = begin > 0 ? least(begin, rows) : 0, end = least(end, rows);
-    return (XtSeen){begin, end > begin ? end : begin};
-}
 
 /* A block of rows of one query head, and a strip of keys. */
 typedef struct Block {
@@ -112,24 +88,6 @@ static void add_transposed(const Block *block, const uint32_t *p, int64_t dim, c
 }
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------------------- */
-
-/* 2^x to 2^-23: x = n + r, |r| <= 1/2, a minimax polynomial of degree 5 in r. 0 below -150, Inf from 128 on, NaN stays NaN. */
-PAIRS_INLINE __m512 exp2_of(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-160.0f), x); /* the second operand, if one is NaN */
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = _mm512_sub_ps(x, n);
-    __m512 y = _mm512_set1_ps(0.0013276471f);
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.009675541f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.05550713f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.2402212f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.69314694f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0000001f));
-    return _mm512_scalef_ps(y, n);
-}
-
-/* Which of 16 keys from `key` on a row sees. */
-PAIRS_INLINE __mmask16 mask_of(XtSeen seen, int64_t key) {
-    return first_of(seen.end - key) & (__mmask16)~first_of(seen.begin - key);
-}
 
 /* 16 scores of row i of a block, from key 16 v of the strip on. */
 PAIRS_INLINE float *vector_at(float *s, int64_t i, int64_t v) { return s + (v / 4 * ROWS + i) * PANEL + v % 4 * VECTOR_16; }

@@ -2,6 +2,7 @@
 #include "attention.h"
 
 const XtAttentionBackend xt_cpu_attention_backends[] = {
+    {"amx", "amx", xt_attention_amx_supports_fwd, xt_attention_amx_fwd, xt_attention_amx_supports_bwd, xt_attention_amx_bwd},
     {"bf16", "bf16", xt_attention_bf16_supports_fwd, xt_attention_bf16_fwd, xt_attention_bf16_supports_bwd, xt_attention_bf16_bwd},
     {"materialized", "materialized", xt_attention_materialized_supports_fwd, xt_attention_materialized_fwd,
      xt_attention_materialized_supports_bwd, xt_attention_materialized_bwd},

@@ -14,26 +14,17 @@
  * already, and so do children. A piece configures the tiles of its thread and releases them at its end, so that switching threads stays
  * as fast as before for what is not a product.
  */
-#include "bf16_pairs.h"
+#include "amx_tiles.h"
 #include "bf16_work.h"
 
-#if defined(XT_BF16_TILES) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#ifdef XT_AMX_TILES
 
 #include <cpuid.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef TILES_FAST
-#define TILES_FAST __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")))
-#endif
-#define TILES_INLINE TILES_FAST static inline __attribute__((always_inline))
-
-#define K_STEP 32     /* elements of k in a tile */
-#define TILE_PAIRS 16 /* of k, in a row of a tile: 64 bytes */
-#define HEIGHT 16     /* rows of a tile */
-#define PANEL 32      /* columns of C in registers: two tiles */
-#define TILE_BYTES 1024
+#define PANEL 32                /* columns of C in registers: two tiles */
 #define PANEL_BYTES (PANEL * 4) /* a row of a panel: its pairs, or its sums */
 #define K_BLOCK 512             /* elements of k that a panel of op(B) has in the cache */
 #define MOST_ROWS 256           /* of a piece */
@@ -45,19 +36,6 @@ typedef struct Rows {
     const char *a;
     int64_t row, step;
 } Rows;
-
-/* Tiles 0 to 3 are C, 4 and 5 A, 6 and 7 B. The shape is a constant: gcc takes the instruction to read 8 bytes alone, and would not write
- * the rest of a variable. */
-TILES_FAST static void configure(void) {
-    static const struct {
-        uint8_t palette, start_row, unused[14];
-        uint16_t bytes[16]; /* of a row */
-        uint8_t rows[16];
-    } shape = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
-    _tile_loadconfig(&shape);
-}
-
-TILES_FAST static void release(void) { _tile_release(); }
 
 /* sums [32][32] = what is there, unless this is the first block of k, and the products of `steps` tiles. b: [16 steps][32] pairs. two_*:
  * more than 16 rows, more than 16 columns; constants where it is inlined. */
@@ -126,35 +104,6 @@ TILES_FAST static void pack_rows_b(const uint16_t *x, int64_t ld, int64_t k, int
 }
 TILES_FAST static void pack_columns_b(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out) {
     pack_width(x, ld, k, columns, PANEL, out);
-}
-
-static __mmask32 first_of_32(int64_t count) { return count >= 32 ? 0xffffffffu : (1u << count) - 1; }
-
-/* x [rows, ld] -> tiles [k / 32][16][32]; rows that are not there, and what is behind k, become zeros. */
-TILES_FAST static void pack_tiles(const uint16_t *x, int64_t ld, int64_t k, int64_t rows, char *out) {
-    for (int64_t i = 0; i < k; i += K_STEP) {
-        __mmask32 mask = first_of_32(k - i);
-        for (int64_t row = 0; row < HEIGHT; row++, out += 64)
-            _mm512_storeu_si512(out, row < rows ? _mm512_maskz_loadu_epi16(mask, x + row * ld + i) : _mm512_setzero_si512());
-    }
-}
-
-/* x [k, ld], its columns being rows of op(A) -> as many times 16 rows as hold them, `step` bytes apart, as tiles like those. */
-TILES_FAST static void pack_transposed(const uint16_t *x, int64_t ld, int64_t k, int64_t rows, char *out, int64_t step) {
-    for (int64_t i = 0; i < k; i += K_STEP)
-        for (int64_t m = 0; m < rows; m += HEIGHT) {
-            char *to = out + m / HEIGHT * step + i / K_STEP * TILE_BYTES;
-            __mmask16 mask = first_of(rows - m);
-            __m512i r[16];
-#pragma GCC unroll 16
-            for (int j = 0; j < 16; j++) {
-                int64_t at = i + 2 * j;
-                r[j] = at < k ? interleave(x + at * ld + m, ld, at + 1 == k, mask) : _mm512_setzero_si512();
-            }
-            transpose_16(r);
-#pragma GCC unroll 16
-            for (int j = 0; j < 16; j++) _mm512_storeu_si512(to + j * 64, r[j]);
-        }
 }
 
 /* ---- a piece ----------------------------------------------------------------------------------------------------------------- */
@@ -257,7 +206,7 @@ static const char *ask_for_tiles(void) {
 }
 
 /* Asks once: what came to be refused later must not change the choice. */
-static const char *refusal(void) {
+const char *xt_amx_refusal(void) {
     static const char *answer; /* atomic: NULL until it has been asked */
     static const char granted[] = "granted";
     const char *known = __atomic_load_n(&answer, __ATOMIC_ACQUIRE);
@@ -273,12 +222,12 @@ XtStatus xt_gemm_amx(const XtGemm *p) {
     (void)p;
     return xt_error(XT_NOT_IMPLEMENTED, "matmul: amx is not built for this CPU");
 }
-static const char *refusal(void) { return "amx is not built for this CPU"; }
+const char *xt_amx_refusal(void) { return "amx is not built for this CPU"; }
 #endif
 
 const char *xt_gemm_amx_supports(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
     const char *reason = xt_bf16_fits(p);
     if (!reason) reason = xt_gemm_plain(p);
-    return reason ? reason : refusal();
+    return reason ? reason : xt_amx_refusal();
 }

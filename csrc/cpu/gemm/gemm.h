@@ -18,6 +18,7 @@ XtStatus xt_gemm_blas(const XtGemm *p);  /* OpenBLAS on tiles of C, one tile per
 const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device);
 XtStatus xt_gemm_amx(const XtGemm *p); /* bfloat16 in AMX tiles: subnormals count as zero */
 const char *xt_gemm_amx_supports(const XtGemm *p, const XtDeviceTraits *device);
+const char *xt_amx_refusal(void);       /* NULL once the process may use AMX tiles, or why it may not; Linux is asked once */
 XtStatus xt_gemm_bf16(const XtGemm *p); /* bfloat16 in AVX512-BF16 instructions: subnormals count as zero */
 const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device);
 bool xt_has_bf16_pairs(void); /* whether this build and this CPU have those instructions */

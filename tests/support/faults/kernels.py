@@ -11,6 +11,7 @@ _GEMM = "tests/ops/test_gemm.py::"
 _A = "csrc/cpu/attention/"
 _BF16 = "tests/ops/test_gemm_bf16.py::"
 _AMX = "tests/gemm/test_amx.py::"
+_ATT = "tests/gemm/test_attention_bf16.py::"
 _EXACT = "tests/ops/test_gemm_attention.py::test_products_of_small_integers_are_exact "
 
 FAULTS = [
@@ -273,47 +274,95 @@ FAULTS = [
         "gemm: large sizes", _G + "blas.c", "bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX", "bool fits = p->n <= INT32_MAX",
         "supports() says no where the library counts in 32 bits", "tests/ops/test_selection.py::test_reasons",
     ),
-    # ---- attention in AVX512-BF16 instructions: caught where the CPU has them
+    # ---- attention in AVX512-BF16 instructions and AMX tiles: emulated, on any CPU of x86-64
     Fault(
         "attention bf16: a score beside its maximum", _A + "bf16.c", "_mm512_sub_ps(product_of(_mm512_loadu_ps(vector_at(f->s, i, v)), by), shift)",
-        "_mm512_fmsub_ps(_mm512_loadu_ps(vector_at(f->s, i, v)), by, shift)", "a huge score is its own maximum", "tests/ops/test_gemm_bf16.py -k huge_scores",
+        "_mm512_fmsub_ps(_mm512_loadu_ps(vector_at(f->s, i, v)), by, shift)", "a huge score is its own maximum", _ATT + "test_attention_of_huge_scores",
     ),
     Fault(
         "attention bf16: a sum that does not shrink", _A + "bf16.c", "f->sum[i] * _mm512_cvtss_f32(shrink)", "f->sum[i]",
-        "a larger maximum shrinks what is summed", _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+        "a larger maximum shrinks what is summed", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
         "attention bf16: keys from a pair's second on", _A + "bf16_block.h", "const int64_t begin = keys.begin / 2 * 2;",
         "const int64_t begin = (keys.begin + 1) / 2 * 2;", "a tile begins with the first key that a row sees",
-        _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+        _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
-        "attention bf16: rows that see one key more", _A + "bf16_block.h", "int64_t begin = sight->causal ? key - off : 0,",
+        "attention bf16: rows that see one key more", _A + "bf16_rows.h", "int64_t begin = sight->causal ? key - off : 0,",
         "int64_t begin = sight->causal ? key - off + 2 : 0,", "dK and dV have the first row that sees a key",
-        _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+        _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
         "attention bf16: a softcap without its slope", _A + "bf16.c", "if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);",
-        "", "dS has the factor 1 - tanh^2", _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+        "", "dS has the factor 1 - tanh^2", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
         "attention bf16: one head of a group", _A + "bf16.c", "for (int64_t h = g * group; h < (g + 1) * group; h++) {",
         "for (int64_t h = g * group; h < g * group + 1; h++) {", "dk and dv sum over the heads of a group",
-        _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+        _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
-        "attention bf16: shares as many as threads", _A + "bf16.c", "least((PIECES - 1) / p->kv_heads + 1,",
+        "attention bf16: shares as many as threads", _A + "bf16_shares.c", "least((PIECES - 1) / p->kv_heads + 1,",
         "least(xt_num_threads(),", "the number of threads changes no bit",
-        _BF16 + "test_attention_has_the_same_bits_alone_and_with_any_threads",
+        _ATT + "test_attention_has_the_same_bits_alone_and_with_any_threads",
     ),
     Fault(
-        "attention bf16: shares of the batch", _A + "bf16.c", "least((PIECES - 1) / p->kv_heads + 1,",
+        "attention bf16: shares of the batch", _A + "bf16_shares.c", "least((PIECES - 1) / p->kv_heads + 1,",
         "least((PIECES - 1) / (p->kv_heads * p->batch) + 1,", "the batch changes no bit",
-        _BF16 + "test_attention_has_the_same_bits_alone_and_with_any_threads",
+        _ATT + "test_attention_has_the_same_bits_alone_and_with_any_threads",
     ),
     Fault(
         "attention bf16: -Inf minus itself", _A + "bf16.c", "max == -INFINITY ? 0 : max", "max",
-        "scores of -Inf count for nothing beside others", _BF16 + "test_attention_of_infinite_scores",
+        "scores of -Inf count for nothing beside others", _ATT + "test_attention_of_infinite_scores",
+    ),
+    Fault(
+        "attention amx: a score beside its maximum", _A + "amx.c", "exp2_of(_mm512_sub_ps(product_of(_mm512_loadu_ps(at), by), shift))",
+        "exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(at), by, shift))", "a huge score is its own maximum", _ATT + "test_attention_of_huge_scores",
+    ),
+    Fault(
+        "attention amx: out does not shrink", _A + "amx.c", "if (first || !grew) continue;", "if (first || grew) continue;",
+        "a larger maximum shrinks what is summed", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention amx: queries in the order of the unpacks", _A + "amx_block.h", "row = i / 4 * 8 + i % 4 + 4 * half;", "row = i + 16 * half;",
+        "rows of dQ are those of the queries", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention amx: a window's start is not masked", _A + "amx_block.h", "seen_by(sight, row + rows - 1, 1, key, GROUP).begin == 0",
+        "rows > 0", "a block is masked unless each query sees all of it", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention amx: P of keys that are not there", _A + "amx.c", "if (key < block->sight->skv) rows", "rows",
+        "zeros fill what is behind the keys", _ATT + "test_attention_of_infinite_scores",
+    ),
+    Fault(
+        "attention amx: zeros behind D", _A + "amx_block.h", "        memset(out + used, 0, (size_t)(size - used) * sizeof *out);\n    }\n", "    }\n",
+        "scratch is not cleared", _ATT + "test_what_ran_before_changes_no_bit",
+    ),
+    Fault(
+        "attention amx: a softcap without its slope", _A + "amx.c", "if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);",
+        "", "dS has the factor 1 - tanh^2", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention amx: one array for P of two blocks", _A + "amx.c", "const char *p = r->p + turn * 2 * LEFT_BYTES,", "const char *p = r->p,",
+        "products of a block run beside the next one", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention amx: sums of shares", _A + "amx.c", "    add_up(dv, shares, 2 * sums, (until - from) * each);\n", "", "dV sums over the shares",
+        _ATT + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention amx: tiles stay configured", _A + "amx.c", "        release();\n        if (part", "        if (part", "a piece releases the tiles of its thread",
+        _ATT + "test_emulated_attention_releases_the_tiles",
+    ),
+    Fault(
+        "attention amx: any number of queries", _A + "amx.c", "if (!reason && sq < FEWEST_ROWS)", "if (!reason && sq < 0)",
+        "it takes 16 queries or more", _ATT + "test_fewer_queries_than_a_tile_has_rows_run_the_next_one",
+    ),
+    Fault(
+        "attention bf16: what nobody sees is a product", _A + "bf16.c", "        if (sees) store_row(", "        if (true) store_row(",
+        "a row that sees nothing gives 0", _ATT + "test_a_row_that_sees_nothing_is_zero_beside_infinite_values",
     ),
     Fault(
         "amx: blocks of k from zero", _G + "amx.c", "if (!first) {", "if (0) {", "blocks of K are added up", _AMX + "test_emulated_bits_are_those_of_the_instruction",
