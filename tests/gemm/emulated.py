@@ -39,7 +39,7 @@ def compiled(folder: Path, *sources: str) -> ctypes.CDLL:
     options += [f"-I{ROOT}/csrc", "-include", f"{ROOT}/tests/gemm/emulate.h"]
     (folder / "none.c").write_text(
         "_Bool xt_has_bf16_pairs(void) { return 0; }\n"
-    )  # of gemm/bf16.c, which takes long to compile
+    )  # csrc/cpu/gemm/bf16.c has it, and takes long to compile
     files = [ROOT / "csrc" / name for name in [*(f"cpu/{source}" for source in sources), *BESIDES]]
     files += [folder / "none.c"] * ("gemm/bf16.c" not in sources)
     running, objects = [], []

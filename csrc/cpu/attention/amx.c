@@ -250,21 +250,10 @@ static size_t backward_room(Backward *r, char *base, const XtPart *part, int64_t
     return used;
 }
 
-/* 16 numbers of P and dS, zero outside the mask. capped: s holds t = tanh, and dS has the factor 1 - t^2. */
-TILES_INLINE __m512 slope_of(__m512 *s, __m512 dp, __m512 factor, __m512 lse, __m512 delta, __mmask16 mask, const bool masked,
-                             const bool capped) {
-    const __m512 t = *s;
-    __m512 e = weight_of(_mm512_fmsub_ps(t, factor, lse));
-    if (masked) e = _mm512_maskz_mov_ps(mask, e);
-    __m512 ds = _mm512_mul_ps(e, _mm512_sub_ps(dp, delta));
-    if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);
-    *s = e;
-    return masked ? _mm512_maskz_mov_ps(mask, ds) : ds;
-}
-
-/* s, dp -> P^T and dS^T in bfloat16, zero where a query sees nothing. turn: which of two blocks; l: which 32 queries. */
-TILES_INLINE void differentiate(const Block *block, float factor, const Backward *r, int64_t turn, int64_t l, Queue *queue,
-                                const bool masked, const bool capped) {
+/* s, dp -> P^T and dS^T in bfloat16, zero where a query does not see a key, though not behind the last key, where K is zero and dK and dV
+ * are lost. turn: which of two blocks; l: which 32 queries. */
+TILES_INLINE void differentiate_turned(const Block *block, float factor, const Backward *r, int64_t turn, int64_t l, Queue *queue,
+                                       const bool masked, const bool capped) {
     const __m512 by = _mm512_set1_ps(factor);
     const __m512 lse0 = _mm512_loadu_ps(r->lse + l * GROUP), lse1 = _mm512_loadu_ps(r->lse + l * GROUP + 16);
     const __m512 delta0 = _mm512_loadu_ps(r->delta + l * GROUP), delta1 = _mm512_loadu_ps(r->delta + l * GROUP + 16);
@@ -278,9 +267,7 @@ TILES_INLINE void differentiate(const Block *block, float factor, const Backward
             const float *at = row_of(s, i), *dp_at = row_of(dp, i);
             __mmask16 mask0 = 0xffff, mask1 = 0xffff;
             if (masked) {
-                const int64_t key = block->key + i;
-                XtSeen rows = {0, 0};
-                if (key < block->sight->skv) rows = seeing(block->sight, key, 1, block->row, block->rows);
+                const XtSeen rows = seeing(block->sight, block->key + i, 1, block->row, block->rows);
                 mask0 = mask_of(rows, 0), mask1 = mask_of(rows, 16);
             }
             __m512 p0 = _mm512_loadu_ps(at), p1 = _mm512_loadu_ps(at + TILE);
@@ -300,7 +287,7 @@ typedef void (*Differentiate)(const Block *block, float factor, const Backward *
 /* clang-format off */
 #define DIFFERENTIATE(name, masked, capped)                                                                                       \
     TILES_FAST static void name(const Block *block, float factor, const Backward *r, int64_t turn, int64_t l, Queue *queue) {     \
-        differentiate(block, factor, r, turn, l, queue, masked, capped);                                                          \
+        differentiate_turned(block, factor, r, turn, l, queue, masked, capped);                                                          \
     }
 /* clang-format on */
 DIFFERENTIATE(differentiate_all, false, false)

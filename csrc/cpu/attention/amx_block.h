@@ -144,7 +144,7 @@ TILES_INLINE __m512i pairs_of(__m512i both) {
 }
 
 /* x [rows, dim] = bfloat16(factor sums^T) of blocks [32 of D][32 rows] that follow each other along D. Rows 0-3 are columns 0-3, rows 4-7
- * columns 16-19, rows 8-11 columns 4-7, and so on: the order in which differentiate() of amx.c leaves them. */
+ * columns 16-19, rows 8-11 columns 4-7, and so on: the order in which differentiate_turned() of amx.c leaves them. */
 TILES_FAST static void store_turned(float *sums, int64_t rows, int64_t dim, float factor, uint16_t *x, int64_t ld) {
     const __m512 by = _mm512_set1_ps(factor);
     for (int64_t d = 0; d < dim; d += GROUP, sums += SUMS)

@@ -180,15 +180,6 @@ PAIRS_INLINE void store_two(__m512 x0, __m512 x1, uint32_t *pairs, uint16_t *row
     _mm256_storeu_si256((__m256i *)(rows + P_LD), _mm512_extracti64x4_epi64(both, 1));
 }
 
-/* 16 numbers of P and dS, zero outside the mask. capped: s holds t = tanh, and dS has the factor 1 - t^2. */
-PAIRS_INLINE __m512 slope_of(__m512 *s, __m512 dp, __m512 factor, float lse, float delta, __mmask16 mask, const bool capped) {
-    const __m512 t = *s, e = _mm512_maskz_mov_ps(mask, weight_of(_mm512_fmsub_ps(t, factor, _mm512_set1_ps(lse))));
-    __m512 ds = _mm512_mul_ps(e, _mm512_sub_ps(dp, _mm512_set1_ps(delta)));
-    if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);
-    *s = e;
-    return _mm512_maskz_mov_ps(mask, ds);
-}
-
 /* s, dp -> P and dS in bfloat16, zero where a row sees nothing. */
 PAIRS_INLINE void differentiate(const Block *block, float factor, const float *lse, const float *delta, const Backward *r,
                                 const bool capped) {
@@ -204,11 +195,13 @@ PAIRS_INLINE void differentiate(const Block *block, float factor, const float *l
             __m512 p0 = zero, p1 = zero, ds0 = zero, ds1 = zero;
             if (mask0) {
                 p0 = _mm512_loadu_ps(vector_at(r->s, i, v));
-                ds0 = slope_of(&p0, _mm512_loadu_ps(vector_at(r->dp, i, v)), by, lse[i], delta[i], mask0, capped);
+                ds0 = slope_of(&p0, _mm512_loadu_ps(vector_at(r->dp, i, v)), by, _mm512_set1_ps(lse[i]), _mm512_set1_ps(delta[i]),
+                               mask0, true, capped);
             }
             if (mask1) {
                 p1 = _mm512_loadu_ps(vector_at(r->s, i + 1, v));
-                ds1 = slope_of(&p1, _mm512_loadu_ps(vector_at(r->dp, i + 1, v)), by, lse[i + 1], delta[i + 1], mask1, capped);
+                ds1 = slope_of(&p1, _mm512_loadu_ps(vector_at(r->dp, i + 1, v)), by, _mm512_set1_ps(lse[i + 1]),
+                               _mm512_set1_ps(delta[i + 1]), mask1, true, capped);
             }
             store_two(p0, p1, p_pairs + v * VECTOR_16, NULL);
             store_two(ds0, ds1, ds_pairs + v * VECTOR_16, r->ds + i * P_LD + v * VECTOR_16);

@@ -65,4 +65,16 @@ PAIRS_INLINE __m512 product_of(__m512 a, __m512 b) { return _mm512_mul_round_ps(
 /* 2^x, at most 1, where lse is rounded and x is not. NaN stays NaN. */
 PAIRS_INLINE __m512 weight_of(__m512 x) { return exp2_of(_mm512_min_ps(_mm512_setzero_ps(), x)); }
 
+/* 16 numbers of P and dS, zero outside the mask. capped: s holds t = tanh, and dS has the factor 1 - t^2. */
+PAIRS_INLINE __m512 slope_of(__m512 *s, __m512 dp, __m512 factor, __m512 lse, __m512 delta, __mmask16 mask, const bool masked,
+                             const bool capped) {
+    const __m512 t = *s;
+    __m512 e = weight_of(_mm512_fmsub_ps(t, factor, lse));
+    if (masked) e = _mm512_maskz_mov_ps(mask, e);
+    __m512 ds = _mm512_mul_ps(e, _mm512_sub_ps(dp, delta));
+    if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);
+    *s = e;
+    return masked ? _mm512_maskz_mov_ps(mask, ds) : ds;
+}
+
 #endif

@@ -294,7 +294,7 @@ FAULTS = [
         _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
-        "attention bf16: a softcap without its slope", _A + "bf16.c", "if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);",
+        "attention bf16 and amx: a softcap without its slope", _A + "bf16_rows.h", "if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);",
         "", "dS has the factor 1 - tanh^2", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
@@ -333,16 +333,12 @@ FAULTS = [
         "rows > 0", "a block is masked unless each query sees all of it", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
-        "attention amx: P of keys that are not there", _A + "amx.c", "if (key < block->sight->skv) rows", "rows",
-        "zeros fill what is behind the keys", _ATT + "test_attention_of_infinite_scores",
+        "attention amx: a causal block is not masked", _A + "amx_block.h", "return seen_by(sight, row, 1, key, GROUP).end == GROUP &&",
+        "return key >= 0 &&", "a block is masked unless each query sees all of it", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
         "attention amx: zeros behind D", _A + "amx_block.h", "        memset(out + used, 0, (size_t)(size - used) * sizeof *out);\n    }\n", "    }\n",
         "scratch is not cleared", _ATT + "test_what_ran_before_changes_no_bit",
-    ),
-    Fault(
-        "attention amx: a softcap without its slope", _A + "amx.c", "if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);",
-        "", "dS has the factor 1 - tanh^2", _ATT + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
         "attention amx: one array for P of two blocks", _A + "amx.c", "const char *p = r->p + turn * 2 * LEFT_BYTES,", "const char *p = r->p,",
