@@ -187,8 +187,14 @@ class Whole(Functions, Moves):
                     roundings = 4.0 if entry is None else entry.grad_roundings
                     terms = max(1.0, sum(dy.size for dy in gradients) / max(1, v.shadow.size))
                     works = outs[0].dtype if UNIT_ROUNDOFF[outs[0].dtype] > UNIT_ROUNDOFF[v.dtype] else v.dtype
+                    unit: Any = roundings * UNIT_ROUNDOFF[works]
                     if rule == "move":
-                        roundings, steps = 1.0, 0.0
+                        # An element that is at several places of the result gets the sum over them: one addition less
+                        # than places in the core, and as many in float64 in the rule.
+                        more = np.bincount(kwargs["places"].reshape(-1), minlength=v.shadow.size).clip(1) - 1
+                        unit = UNIT_ROUNDOFF[works] + more.reshape(v.shadow.shape) * (
+                            UNIT_ROUNDOFF[accumulator(works)] + UNIT_ROUNDOFF["float64"]
+                        )
                     else:
                         arrays = [u.shadow for u in inputs]
                         added = (
@@ -196,8 +202,7 @@ class Whole(Functions, Moves):
                             if entry and rule not in VARIANTS
                             else 16 + max(a.size for a in arrays)
                         )
-                        steps = added + terms + 16
-                    unit = roundings * UNIT_ROUNDOFF[works] + steps * UNIT_ROUNDOFF[accumulator(works)]
+                        unit += (added + terms + 16) * UNIT_ROUNDOFF[accumulator(works)]
                     lost = (
                         terms if floor is None else sum_to(np.broadcast_to(floor, gradients[0].shape), v.shadow.shape)
                     )
@@ -215,7 +220,7 @@ class Whole(Functions, Moves):
             want, size = sum(p[0] for p in parts), sum(p[1] for p in parts)
             tolerance = (
                 sum(p[1] * p[2] + p[3] for p in parts)
-                + (len(parts) + 1) * UNIT_ROUNDOFF[v.dtype] * size
+                + ((len(parts) + 1) * UNIT_ROUNDOFF[v.dtype] + (len(parts) - 1) * UNIT_ROUNDOFF["float64"]) * size
                 + TINY[v.dtype]
             )
             if not np.isfinite(size).all():

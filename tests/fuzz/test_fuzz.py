@@ -144,6 +144,60 @@ def test_gradients_of_small_halves(name: str) -> None:
     assert worst > 1, "the factors are needed"
 
 
+def test_a_small_normalised_number_is_rounded_before_its_weight(monkeypatch) -> None:
+    """In float16 those below 6e-5 are multiples of 2^-24: half of one is lost, times the weight, and half of one again."""
+    rng = np.random.default_rng(6)
+    x, weight = (exact(a, "float16") for a in (rng.uniform(-1e-5, 1e-5, (40, 50)), rng.uniform(1.0, 9.0, 50)))
+
+    def judged(planted: float) -> np.ndarray:
+        program = Whole(random.Random(1), [])
+        x16, w16 = ([_C.cast(_C.tensor(a), _C.float16), a] for a in (x, weight))
+        inner = _C.rms_norm
+        with monkeypatch.context() as patch:
+            patch.setattr(_C, "rms_norm", lambda *a, **k: inner(*a, **k) + planted)
+            program.normed("rms_norm", [program.keep(*x16), program.keep(*w16)], {"eps": 0.5})
+        return program.values[-1].shadow
+
+    got = judged(0.0)
+    error = np.abs(got - x / np.sqrt((x * x).mean(-1, keepdims=True) + 0.5) * weight)
+    rest = 3 * UNIT_ROUNDOFF["float16"] * np.abs(got)  # of rounding in float32, and of weights above 1
+    assert (error <= (1 + weight) * 2.0**-25 + rest).all()
+    assert (error > 2.0**-24 + rest).any(), "the factor is needed"
+    with pytest.raises(Wrong, match="^rms_norm: .* elements are wrong"):
+        judged(12 * 2.0**-24)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sum_of_an_elements_places_has_additions(monkeypatch, dtype: str) -> None:
+    """The gradient of a number that is at several places is their sum, which the core and the rule round in orders of
+    their own."""
+
+    def judged(planted: float) -> None:
+        chance = next(c for c in map(random.Random, range(99)) if Whole(c, []).records)
+        program = Whole(chance, [])
+        program.records = True
+        array = np.zeros(4000)
+        x = program.keep(_C.cast(_C.tensor(array), getattr(_C, dtype)).requires_grad_(), array)
+        program.alias("expand", x, _C.expand(x.tensor, (6, 4000)), lambda s: np.broadcast_to(s, (6, *np.shape(s)[-1:])))
+        inner = programs.numbers
+        with monkeypatch.context() as patch:
+            patch.setattr(programs, "numbers", lambda t: inner(t) + planted * (t.shape == (4000,)))
+            dy = exact(np.random.default_rng(7).standard_normal((6, 4000)), dtype)
+            out = program.values[-1]
+            _C.backward([out.tensor], [_C.cast(_C.tensor(dy), out.tensor.dtype)], True)
+            program.expect({id(v): v.tensor.grad for v in program.values}, {id(out): dy})
+        sums, sizes = np.zeros(4000), np.abs(dy).sum(0)
+        for row in dy:
+            sums += row
+        more.append((np.abs(inner(x.tensor.grad) - sums) / sizes / UNIT_ROUNDOFF[dtype]).max())
+
+    more: list[float] = []
+    judged(0.0)
+    assert dtype == "float32" or more[0] > 3, "the additions are needed"
+    with pytest.raises(Wrong, match="^gradient of v0: "):
+        judged(200 * UNIT_ROUNDOFF[dtype])
+
+
 def test_a_product_beyond_its_dtype_and_a_bias(monkeypatch) -> None:
     """linear rounds the product: one of 119,749 is infinite in float16, whatever is added then."""
     half = [

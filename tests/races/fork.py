@@ -2,6 +2,10 @@
 
 The child reads values that the parent's other threads were writing, and only asks that its own backward comes to its end.
 
+The first product of a process asks OpenBLAS whether a cut changes bits (csrc/cpu/gemm/blas.c), 15 ms of a CPU where a turn takes 0.1: the
+backwards wait for it, and a child that was forked before its end does it again. Beside 32 other programs on two cores that takes 2 s, in
+which loops and hooks go on, and backwards and forks make the one turn that they must.
+
 NO TSAN: children of a process with several threads hang in the run-time library of gcc 12's ThreadSanitizer.
 """
 

@@ -76,7 +76,8 @@ def forward_tolerance(
     size = magnitude(entry, c, arrays, refs[i])
     unit = max(UNIT_ROUNDOFF.get(out, 0.0), UNIT_ROUNDOFF.get(dtype, 0.0) if len(refs) == 1 else 0.0)
     work = UNIT_ROUNDOFF[accumulator(dtype)] if dtype in UNIT_ROUNDOFF else 0.0
-    return (entry.roundings * unit + additions(entry, c, arrays) * work) * size + TINY.get(out, 0.0)
+    lost = 1.0 if entry.floors is None else entry.floors(*arrays, **c.kwargs)
+    return (entry.roundings * unit + additions(entry, c, arrays) * work) * size + lost * TINY.get(out, 0.0)
 
 
 # Ops whose gradients hold one term an element and output element: nothing but a broadcast adds them up.

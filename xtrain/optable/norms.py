@@ -14,6 +14,8 @@ RMS = [(3, 5), (2, 3, 4), (5,), (0, 4), (1, 1), *((3, n) for n in TAILS), (33, 2
 # The gradient of a row of one element is a difference of equal numbers (tests/ops/test_layer_norm.py).
 NORMS = [s for s in RMS if s[-1] > 1]
 rms_options: dict[str, Any] = dict(accumulations=lambda x, *a, **k: x.shape[-1] / 2 + 8, roundings=2, grad_roundings=6)
+# The normalised number is rounded to the dtype, and multiplied by the weight behind that.
+rms_floors: dict[str, Any] = dict(floors=lambda x, w, eps: 1 + np.abs(w))
 op(
     "rms_norm",
     "rms_norm_fwd rms_norm_bwd",
@@ -23,6 +25,7 @@ op(
     rms_norm,
     torch=lambda torch, x, w, eps: torch.nn.functional.rms_norm(x, (x.shape[-1],), w, eps),
     **rms_options,
+    **rms_floors,
     errors=(
         Error(lambda: _C.rms_norm(f32(2, 64), f32(65)), V, r"rms_norm: weight must have shape \(64,\), got \(65,\)"),
         Error(lambda: _C.rms_norm(f32(), f32(1)), V, r"rms_norm: input must .*\(\)"),

@@ -146,6 +146,8 @@ class Op:
         outputs, told apart by their shapes
     accumulations(*arrays, **kwargs) -> number of roundings in the accumulator's format
     roundings: number of roundings to the tensor's own format
+    floors(*arrays, **kwargs): by how much what roundings lose below the smallest number is multiplied, added up over
+        them, in an op of one output; default 1
     out_dtype: dtype of the result, "same" = that of the inputs
     selects: "gemm" or "attention": every named backend of the device is run
     strided: inputs of other strides give the same bits ("bits"), the same numbers ("close"), or are not tried ("no")
@@ -161,6 +163,7 @@ class Op:
     magnitude: Callable[..., Any] | None = None
     accumulations: Callable[..., float] | float = 8
     roundings: float = 1
+    floors: Callable[..., Any] | None = None
     grad_roundings: float = 4
     out_dtype: str = "same"
     dtypes: tuple[str, ...] = FLOATS
