@@ -245,12 +245,20 @@ class _Checkpoint(Function):
         ctx.args = tuple(None if isinstance(arg, _Tensor) else arg for arg in args)
         ctx.save_for_backward(*(arg if isinstance(arg, _Tensor) else None for arg in args))
         ctx.random_state = _C.get_rng_state()
-        return function(*args)
+        result, leaves = _C.reads_of(function, args)
+        ctx.read = [(leaf, leaf._version) for leaf in leaves]
+        return result
 
     @staticmethod
     def backward(ctx: FunctionContext, *grads: Any) -> Any:
         needs = ctx.needs_input_grad[2:]
         args = []
+        for leaf, version in ctx.read:
+            if leaf._version != version:
+                raise RuntimeError(
+                    f"checkpoint: a parameter of shape {tuple(leaf.shape)} that the function reads must not be changed "
+                    f"in place before backward, got version {leaf._version} instead of {version}"
+                )
         for tensor, other, need in zip(ctx.saved_tensors, ctx.args, needs, strict=True):
             if tensor is None:
                 args.append(other)
@@ -281,8 +289,9 @@ def checkpoint(function: Callable[..., _R], *args: Any, use_reentrant: bool | No
 
     The second run starts from the random state of the first one, so dropout masks and results are the same bits, and so
     are all gradients. Gradients reach tensor arguments and every parameter that the function uses. `use_reentrant` is
-    accepted for PyTorch scripts and has no effect. What `function` reads must be the same in both runs: a parameter
-    that changes between them is not noticed.
+    accepted for PyTorch scripts and has no effect. What `function` reads must be the same in both runs. A tensor
+    argument that was changed in place before backward is a RuntimeError, and so is a parameter that requires a gradient
+    and that an op of the first run read in this thread. Other changes are not noticed.
     """
     if not _is_grad_enabled():
         return function(*args, **kwargs)

@@ -2,6 +2,7 @@
 #include "ops.h"
 
 #include "core/span.h"
+#include "reads.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -114,11 +115,54 @@ static void end_span(int64_t begin, const XtOp *op, const XtArg *args, int arg_c
     xt_span_end(begin, op->name, false, seen, count);
 }
 
+/* ---- reads ------------------------------------------------------------------------------------------------------------- */
+
+static _Thread_local XtReads *reads; /* the innermost list of this thread */
+
+void xt_begin_reads(XtReads *list) {
+    *list = (XtReads){.outer = reads};
+    reads = list;
+}
+
+void xt_end_reads(XtReads *list) { reads = list->outer; }
+
+void xt_free_reads(XtReads *list) {
+    for (int i = 0; i < list->count; i++) xt_tensor_release(list->leaves[i]);
+    free(list->leaves);
+}
+
+static XtStatus note(XtReads *list, XtTensor *leaf, const char *name) {
+    for (int i = list->count; i-- > 0;)
+        if (list->leaves[i] == leaf) return XT_OK;
+    if (list->count == list->room) {
+        int room = list->room ? 2 * list->room : 16;
+        XtTensor **grown = realloc(list->leaves, (size_t)room * sizeof(XtTensor *));
+        if (!grown) return xt_error(XT_OUT_OF_MEMORY, "%s: out of memory", name);
+        list->leaves = grown;
+        list->room = room;
+    }
+    xt_tensor_retain(leaf);
+    list->leaves[list->count++] = leaf;
+    return XT_OK;
+}
+
+static XtStatus note_reads(const XtOp *op, const XtArg *args, int arg_count) {
+    for (int i = 0; i < arg_count; i++) {
+        for (int j = 0; j < (args[i].tensors ? args[i].count : args[i].is_tensor); j++) {
+            XtTensor *tensor = args[i].tensors ? args[i].tensors[j] : args[i].tensor;
+            if (!tensor || !xt_requires_grad(tensor) || !xt_is_leaf(tensor)) continue;
+            for (XtReads *list = reads; list; list = list->outer) XT_CHECK(note(list, tensor, op->name));
+        }
+    }
+    return XT_OK;
+}
+
 XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **out, int *out_count) {
     XtCall call = {.op = op, .arg = args, .arg_count = arg_count};
     XtTensor *few[64], **inputs = few;
     XtStatus status = XT_OK;
     int input_count = 0;
+    if (reads) XT_CHECK(note_reads(op, args, arg_count));
     if (op->backward && xt_grad_mode()) {
         input_count = gather_inputs(args, arg_count, NULL);
         if (input_count > (int)(sizeof few / sizeof *few)) {

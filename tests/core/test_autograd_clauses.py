@@ -151,6 +151,91 @@ def test_a_checkpoint_takes_any_arguments() -> None:
     assert weight.grad.tolist() == [7.0, 9.0]
 
 
+CHANGED = (
+    r"^checkpoint: a parameter of shape \(2,\) that the function reads must not be changed in place before backward, got "
+    "version 1 instead of 0$"
+)
+
+
+@pytest.mark.parametrize("way", ["itself", "a view", "in a list", "inside a second checkpoint", "a custom function"])
+def test_a_checkpoint_notices_a_parameter_that_changed(way: str) -> None:
+    """However it is read; the second run does not begin, and nothing gets a gradient."""
+    x, weight = xt.ones(2, requires_grad=True), xt.tensor([4.0, 4.0], requires_grad=True)
+    calls = []
+
+    def work(t: xt.Tensor) -> xt.Tensor:
+        calls.append(1)
+        if way == "a view":
+            return t * weight.view(1, 2).view(2)
+        if way == "in a list":
+            return t * xt.cat([weight, t])[:2]
+        if way == "inside a second checkpoint":
+            with xt.enable_grad():
+                return xt.checkpoint(lambda u: u * weight, t).detach()
+        return Parts.apply(t, 2.0, weight)[0] * weight if way == "a custom function" else t * weight
+
+    y = xt.checkpoint(work, x)
+    with xt.no_grad():
+        weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match=CHANGED):
+        y.sum().backward()
+    assert calls == [1] and x.grad is None and weight.grad is None
+
+
+def test_a_checkpoint_lets_others_change() -> None:
+    """A parameter that this function does not read, statistics that it updates, what it changes itself, and parameters
+    after the backward; a graph that is kept walks twice.
+    """
+    x, weight, other = (xt.ones(2, requires_grad=True) for _ in range(3))
+    mean = xt.zeros(2)
+
+    def work(t: xt.Tensor) -> xt.Tensor:
+        with xt.no_grad():
+            mean.mul_(0.5).add_(t.detach())
+            weight.mul_(1.0)
+        return t * weight.detach() * weight
+
+    first = xt.checkpoint(work, x)
+    xt.checkpoint(work, x)
+    y = xt.checkpoint(lambda t: t * weight, x)
+    with xt.no_grad():
+        other.add_(1.0)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="got version 2 instead of 1$"):  # of the second call, and not of its own
+        first.sum().backward()
+    with xt.no_grad():
+        weight.add_(1.0)
+    third = xt.checkpoint(work, x)
+    third.sum().backward()
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
+def test_reads_are_the_leaves_that_require_a_gradient() -> None:
+    """Each once, in order, of this call alone, also after one that raised. Results of ops in it are none."""
+    many = [xt.ones(1, requires_grad=True) for _ in range(40)]
+
+    def work(a: xt.Tensor, n: int) -> int:
+        with xt.enable_grad():
+            assert (a * many[0]).sum().requires_grad
+        xt.cat([*many, *many, xt.ones(1)]).sum()
+        return n
+
+    plain = xt.ones(1)
+    with xt.no_grad():
+        result, leaves = _C.reads_of(work, (plain, 3))
+        assert result == 3 and len(leaves) == 40
+        assert [leaf.data_ptr() for leaf in leaves] == [one.data_ptr() for one in many]
+        for bad in ((plain,), 3):
+            with pytest.raises(TypeError):
+                _C.reads_of(work, bad)
+        xt.add(many[1], many[2])
+        assert _C.reads_of(lambda: None, ()) == (None, ())
+        inner = []
+        _, outer = _C.reads_of(lambda: inner.append(_C.reads_of(lambda: many[3] * 1, ())) or many[4] * 1, [])
+        assert [len(inner[0][1]), len(outer)] == [1, 2]
+
+
 # ---- custom operations
 
 

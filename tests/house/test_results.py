@@ -202,6 +202,7 @@ OBJECTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
     ],
     "make_subclass": [(lambda: _C.make_subclass(Sub, x()), "Sub")],
     "nccl_open": [(lambda: raised(ValueError, lambda: _C.nccl_open("cuda", "", 1, 1)), "ValueError")],
+    "reads_of": [(lambda: _C.reads_of(lambda: None, ()), "tuple")],
     "set_call_hook": [
         (lambda: _C.set_call_hook(print), "NoneType"),
         (lambda: _C.set_call_hook(None), "builtin_function_or_method"),

@@ -7,6 +7,8 @@
  */
 #include "py/tensor/tensor.h"
 
+#include "ops/reads.h"
+
 /* ---- callbacks from the tape: any thread ----------------------------------------------------------------------------- */
 
 static void release_object(void *context) {
@@ -383,6 +385,22 @@ static PyObject *run_set_recompute(PyBound *bound) {
     return PyBool_FromLong(before);
 }
 
+static PyObject *run_reads_of(PyBound *bound) {
+    PyObject *arguments = PySequence_Tuple(bound->object[1]);
+    if (!arguments) return NULL;
+    XtReads reads;
+    xt_begin_reads(&reads);
+    PyObject *result = PyObject_CallObject(bound->object[0], arguments);
+    xt_end_reads(&reads);
+    Py_DECREF(arguments);
+    PyObject *leaves = result ? py_wrap_tuple(reads.leaves, reads.count) : NULL;
+    xt_free_reads(&reads);
+    PyObject *both = leaves ? PyTuple_Pack(2, result, leaves) : NULL;
+    Py_XDECREF(result);
+    Py_XDECREF(leaves);
+    return both;
+}
+
 static PyObject *run_make_subclass(PyBound *bound) {
     PyObject *cls = bound->object[0];
     if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, xt_py->tensor_type)) {
@@ -509,6 +527,8 @@ const PyFunction py_autograd_functions[] = {
      "mode "
      "before.",
      0, NULL},
+    {"reads_of", "function: object, arguments: object -> object", run_reads_of,
+     "(function(*arguments), the leaves that require a gradient and were read by ops in it, in this thread).", 0, NULL},
     {"make_subclass", "cls: object, tensor: Tensor, requires_grad: bool = False -> object", run_make_subclass,
      "Instance of cls (Tensor or a subclass) over the memory of `tensor`, a leaf of its own. __init__ is not called.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
