@@ -184,7 +184,8 @@ def test_emulated_tiles_are_released(library) -> None:
 
 
 def test_emulated_infinities_stay_in_their_row(library) -> None:
-    """What fills the end of K, of rows and of columns is zero in both operands."""
+    """What fills the end of K, of rows and of columns is zero in both operands, whatever the memory held before."""
+    multiply(library, "amx", *(np.full((1, *s), 0x7FC0, np.uint16) for s in ((33, 96), (96, 32))))
     a, b = (np.full((1, *s), 0x3F80, np.uint16) for s in ((33, 65), (65, 17)))
     a[0, 1, 2], a[0, 3, 64] = 0x7FC0, 0x7F80
     out = wide(multiply(library, "amx", a, b, behind=(3, 3, 3))[0])
