@@ -212,7 +212,7 @@ AT_WORK = {
     "the loop of a thread that Python ends": """
 import xtrain as xt
 xt.set_num_threads(8)
-x = xt.rand(4000, 4000)  # for longer than Python takes to end
+x = xt.rand(2000, 2000)
 atexit.register(sum, range(4 * 10**6))
 threading.stack_size(100 << 20)
 threading.Thread(target=lambda: x.matmul(x, backend="naive"), daemon=True).start()
