@@ -52,13 +52,22 @@ def bounds_of(lengths) -> np.ndarray:
 
 
 class Emulated:
-    """rows: q, k, v and dout, float32 [B, S, heads, D]. out, dq, dk and dv are float32 [B, heads, S, D]."""
+    """backend=name, of `amx` and `bf16`. rows: q, k, v and dout, float32 [B, S, heads, D]. out, dq, dk and dv are float32 [B, heads, S, D]."""
 
     def __init__(self, library, name: str) -> None:
         self.library, self.name = library, name
 
+    def takes(self, name: str, which: str, p) -> bool:
+        """Whether `name` computes p where there are all instructions: it asks for them last."""
+        supports = getattr(self.library, f"xt_attention_{name}_supports_{which}")
+        supports.restype = self.library.xt_amx_refusal.restype = ctypes.c_char_p
+        missing = (self.library.xt_amx_refusal(), b"this CPU has no AVX512-BF16 instructions")
+        reason = supports(ctypes.byref(p), None)
+        return reason is None or reason in missing
+
     def run(self, which: str, p) -> None:
-        status = getattr(self.library, f"xt_attention_{self.name}_{which}")(ctypes.byref(p))
+        name = next(name for name in ("amx", "bf16") if name >= self.name and self.takes(name, which, p))
+        status = getattr(self.library, f"xt_attention_{name}_{which}")(ctypes.byref(p))
         assert status == 0, self.library.xt_error_message()
 
     def __call__(self, rows, causal, window=None, softcap=None, lengths=None, threads=1, scale=None, place=apart):
@@ -204,6 +213,27 @@ def test_attention_has_the_same_bits_alone_and_with_any_threads(attend) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    "heads, dim, causal, window, softcap",
+    [((4, 2), 16, True, None, None), ((3, 1), 33, True, 7, None), ((2, 2), 40, False, None, 1.5)],
+)
+def test_documents_of_1_to_40_tokens_have_the_bits_that_they_have_alone(
+    attend, heads, dim, causal, window, softcap
+) -> None:
+    """Packed in two rows, alone and in a batch of copies."""
+    shuffled = np.random.default_rng(dim).permutation
+    lengths = [shuffled([*range(1, 40, 2), 20]), shuffled(range(2, 41, 2))]
+    rows = random_rows((2, *heads, 420, 420, dim))
+    whole = attend(rows, causal, window, softcap, lengths)
+    for b, row in enumerate(lengths):
+        for length, end in zip(row, np.cumsum(row)):
+            part = slice(end - length, end)
+            for times in (1, 3):
+                alone = attend([x[[b] * times, part] for x in rows], causal, window, softcap)
+                for name, x, y in zip(("out", "dq", "dk", "dv"), whole, alone):
+                    assert (bits_of(y) == bits_of(x[b, :, part])).all(), (name, length, times)
+
+
 def test_attention_of_infinite_scores(attend) -> None:
     """Scores of -Inf in the first strip of keys count for nothing; scores of -Inf alone give NaN; NaN stays in its row."""
     q, k, v, dout = random_rows((1, 1, 1, 300, 300, 8), 1)
@@ -279,11 +309,14 @@ def test_emulated_attention_takes_subnormals_as_zero(library) -> None:
 # ---- which one runs -------------------------------------------------------------------------------------------------------------------
 
 
-def test_fewer_queries_than_a_tile_has_rows_run_the_next_one() -> None:
+def test_fewer_queries_than_a_tile_has_rows_run_the_next_one_unless_they_are_a_whole_document() -> None:
     for backward in (False, True):
-        few, enough = (_C.explain_attention((1, 2, 1, s, 64, 8), "bfloat16", backward)[0] for s in (15, 16))
-        assert few == ("amx", "amx", "there are fewer than 16 queries")
-        assert enough == ("amx", "amx", REASONS["amx"])
+        for queries, keys in ((15, 64), (15, 14), (1, 2)):
+            few = _C.explain_attention((1, 2, 1, queries, keys, 8), "bfloat16", backward)[0]
+            assert few == ("amx", "amx", "there are fewer than 16 queries, and another number of keys")
+        for queries, keys in ((16, 64), (15, 15), (1, 1)):
+            taken = _C.explain_attention((1, 2, 1, queries, keys, 8), "bfloat16", backward)[0]
+            assert taken == ("amx", "amx", REASONS["amx"])
 
 
 def chosen(**environment: str) -> str:

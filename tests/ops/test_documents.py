@@ -111,9 +111,9 @@ def test_the_first_row_does_not_stand_for_rows_behind_the_last(dim: int) -> None
 
 
 @pytest.mark.on_cpu
-@pytest.mark.parametrize("backend", _C.attention_backends(_C.device("cpu")))
+@pytest.mark.parametrize("backend", [None, *_C.attention_backends(_C.device("cpu"))])
 @pytest.mark.parametrize("dtype, window", [("float32", None), ("float64", 3), ("bfloat16", 70)])
-def test_a_document_has_the_bits_that_it_has_alone(backend: str, dtype: str, window: int | None) -> None:
+def test_a_document_has_the_bits_that_it_has_alone(backend: str | None, dtype: str, window: int | None) -> None:
     """Documents of less and of more than a block of 64 rows, most of whose kv heads have a backward in shares."""
     same_bits_as_alone([[1, 5, 70, 130, 3], [209]], (20, 2), 16, dtype, window, backend)
 
@@ -130,7 +130,7 @@ def same_bits_as_alone(
     dim: int,
     dtype: str,
     window: int | None,
-    backend: str,
+    backend: str | None,
     first: int = 0,
 ) -> None:
     """Forward and backward of documents first ... of each row, in rows of heads as the model has them."""

@@ -169,8 +169,8 @@ def test_reasons() -> None:
         for skv, dim in ((0, 4), (8, 0)):
             empty = _C.explain_attention((1, 2, 1, 8, skv, dim), "bfloat16", backward=backward)
             assert [row[2] for row in empty] == ["there is nothing to multiply"] * 3 + [None]
-        low = _C.explain_attention((1, 2, 1, 8, 8, 4), "bfloat16", backward=backward)
-        assert low[0] == ("amx", "amx", "there are fewer than 16 queries")
+        low = _C.explain_attention((1, 2, 1, 8, 9, 4), "bfloat16", backward=backward)
+        assert low[0] == ("amx", "amx", "there are fewer than 16 queries, and another number of keys")
         assert low[1] == ("bf16", "bf16", None if has else "this CPU has no AVX512-BF16 instructions")
 
 

@@ -501,7 +501,8 @@ XtStatus xt_attention_amx_bwd(const XtAttentionBwd *p) {
 
 static const char *unfit(XtDtype dtype, int64_t sq, int64_t skv, int64_t dim) {
     const char *reason = xt_attention_bf16_fits(dtype, skv, dim);
-    if (!reason && sq < FEWEST_ROWS) reason = "there are fewer than 16 queries";
+    /* as many keys: a short document, which these tiles compute in a row of documents, has the same bits alone */
+    if (!reason && sq < FEWEST_ROWS && sq != skv) reason = "there are fewer than 16 queries, and another number of keys";
     return reason ? reason : xt_amx_refusal();
 }
 

@@ -353,8 +353,12 @@ FAULTS = [
         _ATT + "test_emulated_attention_releases_the_tiles",
     ),
     Fault(
-        "attention amx: any number of queries", _A + "amx.c", "if (!reason && sq < FEWEST_ROWS)", "if (!reason && sq < 0)",
-        "it takes 16 queries or more", _ATT + "test_fewer_queries_than_a_tile_has_rows_run_the_next_one",
+        "attention amx: any number of queries", _A + "amx.c", "if (!reason && sq < FEWEST_ROWS", "if (!reason && sq < 0",
+        "it takes 16 queries or more, or a document", _ATT + "test_fewer_queries_than_a_tile_has_rows_run_the_next_one_unless_they_are_a_whole_document",
+    ),
+    Fault(
+        "attention amx: a short document alone runs bf16", _A + "amx.c", "sq < FEWEST_ROWS && sq != skv", "sq < FEWEST_ROWS",
+        "a document has the bits that it has alone", _ATT + "test_documents_of_1_to_40_tokens_have_the_bits_that_they_have_alone",
     ),
     Fault(
         "attention bf16: what nobody sees is a product", _A + "bf16.c", "        if (sees) store_row(", "        if (true) store_row(",
