@@ -424,11 +424,13 @@ class Outcome:
 
 
 def read_log(text: str, status: int) -> Outcome:
-    """What one process says at its end. Racecheck's warnings are no errors to it, and reports to us; what it says of cuBLAS alone is none."""
+    """What one process says at its end. Racecheck's warnings are no errors to it, and reports to us; what a tool says of
+    cuBLAS alone is none. Initcheck does not see what cuBLAS' copy engine writes for its own sums of parts along K."""
     ran = re.search(r"^ran (\d+) cases of (.*)$", text, re.MULTILINE)
     summary = re.search(r"SUMMARY: (\d+) (?:error|hazard)", text)
     pairs = re.findall(r"Race reported between \w+ access at (.*)\n=+ +and \w+ access at (.*)", text)
-    library = sum(all(re.match(LIBRARY, name) for name in pair) for pair in pairs)
+    readers = re.findall(r"Uninitialized __global__ memory read of .*\n=+ +at (.*)", text)
+    library = sum(all(re.match(LIBRARY, name) for name in names) for names in [*pairs, *((name,) for name in readers)])
     outcome = Outcome(reports=max(0, int(summary[1]) - library) if summary else 0)
     if ran:
         outcome.cases, outcome.kernels = int(ran[1]), frozenset(ran[2].split())
@@ -450,7 +452,11 @@ def run_tool(sanitizer: str, tool: str, options: argparse.Namespace) -> list[Out
     def one(job: int) -> Outcome:
         part = f"{first + step * job + 1}/{step * options.jobs}"
         log = options.logs / f"{tool}-{part.replace('/', '-of-')}.log"
-        command = [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED), "--print-limit", "50"]
+        command = [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED)]
+        # What is not printed counts as ours, and initcheck has a report for each word that cuBLAS reads.
+        command += (
+            ["--print-limit", "4000000", "--show-backtrace", "no"] if tool == "initcheck" else ["--print-limit", "50"]
+        )
         command += [sys.executable, __file__, "--worker", "--part", part, *passed]
         with open(log, "wb") as file:
             status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=UNRECYCLED).returncode

@@ -116,6 +116,27 @@ def test_races_inside_cublas_are_not_ours() -> None:
         assert (outcome.reports, outcome.problem) == (reports, "")
 
 
+def test_what_cublas_reads_of_its_own_is_not_ours() -> None:
+    """Initcheck does not follow the copy engine. A read by a kernel of ours counts, and so does what was not printed."""
+    reads = "".join(
+        f"========= Uninitialized __global__ memory read of size 4 bytes\n=========     at {name}+0x20\n"
+        "=========     by thread (0,3,0) in block (3,0,0)\n"
+        for name in ("void cublasLt::splitKreduce_kernel<(int)32>", "swiglu_fwd_kernel", "nvjet_a")
+    )
+    for printed, errors, reports in ((reads, 3, 1), (reads, 5, 3), ("", 3, 3)):
+        said = f"{printed}ran 2 cases of copy swiglu_fwd\n========= ERROR SUMMARY: {errors} errors\n"
+        assert sanitize_gpu.read_log(said, 9).reports == reports
+
+
+def test_initcheck_prints_all_that_it_finds(tools: Path) -> None:
+    (tools / "compute-sanitizer").write_text(f'#!/bin/sh\necho "$@" >> {tools}/asked\n' + FAKE.partition("\n")[2])
+    fake = dict(PATH=f"{tools}:{os.environ['PATH']}", FAKE_SUMMARY=NO_ERRORS, FAKE_STATUS="0", FAKE_DIES="1")
+    script("--tools", "initcheck,memcheck", "--logs", str(tools / "logs"), **fake)
+    init, mem = (tools / "asked").read_text().splitlines()
+    assert "--print-limit 4000000 --show-backtrace no" in init
+    assert "--print-limit 50" in mem and "--show-backtrace" not in mem
+
+
 @pytest.mark.parametrize(
     ("summary", "status", "reports", "problem"),
     [
