@@ -8,8 +8,8 @@
  * they wait for the launch, for their inputs and for their slowest block. Here each multiprocessor has one block for the whole step:
  *
  *   - Warp 8 copies the weights that the block needs, in the order of their use, to a ring of slots in shared memory. They depend on
- *     nothing, so it is most of a layer ahead. It begins no copy while the block meets others, and has few under way: a meeting takes
- *     messages through L2, which wait behind copies.
+ *     nothing, so it is most of a layer ahead. It begins no copy from where the last slots of a product are freed until the block has met
+ *     the others, and has few under way: a meeting takes messages through L2, which wait behind copies.
  *   - Warps 0 to 7 compute. A layer has five parts: q, k and v; attention; its output; gate and up; down. Between two of them all blocks
  *     meet, since a part needs the results of all blocks. Norms are computed again by every block; additions and SwiGLU are done where
  *     a product is stored. The head follows the last layer, with as many copies under way as there are slots.
@@ -93,9 +93,10 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
     const Walk walk = first_chunk(s, p);
     Place place;
     unsigned met = 0; /* what step_met is after the next meeting */
-    const auto arrive = [&] {
+    /* stop: no copy begins until the block has met the others. */
+    const auto arrive = [&](bool stop) {
         xt_named_sync(ALL, CONSUMERS);
-        if (threadIdx.x == 0) s.meets = 1, xt_add_released(&step_met, 1);
+        if (threadIdx.x == 0) s.meets = stop, xt_add_released(&step_met, 1);
     };
     const auto meet = [&] {
         met += gridDim.x;
@@ -134,31 +135,31 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
         { /* q, k and v */
             uint32_t a[1][4][MANY][4];
             load_normalised<T, D, MANY>(s, p, a, x, norm);
-            products<T, D, 1, MANY>(s, place, a, qkv.count, c, [&](int first, int count) {
+            products<T, D, 1, MANY>(s, place, a, qkv.count, c, true, [&](int first, int count) {
                 for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
                     const int row = e / (count / 4), column = e % (count / 4) * 4;
                     xt_write(p.qkv + row * joint + (qkv.first + first) * 8 + column, joined_four<T>(s, row, column));
                 }
             });
         }
-        arrive();
+        arrive(true);
         attend_all(s, p, w, walk, meet);
-        arrive();
+        arrive(walk.at < walk.end); /* who has no chunk waits for longer, and copies what it could not before */
         meet();
         { /* its output */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
             const Four old = old_of(x);
             load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
-            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, queries,
+            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, queries, true,
                                                      [&](int first, int count) { add(x, old, first, count); });
         }
-        arrive();
+        arrive(true);
         load_norm(norm, w.mlp_norm, c);
         meet();
         { /* gate and up */
             uint32_t a[1][4][MANY][4];
             load_normalised<T, D, MANY>(s, p, a, p.out, norm);
-            products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, [&](int first, int count) {
+            products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, true, [&](int first, int count) {
                 for (int e = threadIdx.x; e < p.batch * count / 8; e += CONSUMERS) {
                     const int row = e / (count / 8), column = e % (count / 8) * 4, gate = column / 8 * 16 + column % 8;
                     const XtVector<float, 4> g = xt_load(joined_four<T>(s, row, gate)),
@@ -170,18 +171,18 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
                 }
             });
         }
-        arrive();
+        arrive(true);
         meet();
+        const T *next = l + 1 < p.layers ? p.layer[l + 1].norm : p.last_norm;
         { /* down */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
             const Four old = old_of(p.out);
             load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
-            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner,
+            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner, next != NULL,
                                                      [&](int first, int count) { add(p.out, old, first, count); });
         }
-        const T *next = l + 1 < p.layers ? p.layer[l + 1].norm : p.last_norm;
         if (!next) break;
-        arrive();
+        arrive(true);
         load_norm(norm, next, c);
         meet();
     }
@@ -189,7 +190,7 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
     if (head.count) {
         uint32_t a[1][4][MANY][4];
         load_normalised<T, D, MANY>(s, p, a, p.out, norm);
-        products<T, D, 1, MANY>(s, place, a, head.count, c, [&](int first, int count) {
+        products<T, D, 1, MANY>(s, place, a, head.count, c, false, [&](int first, int count) {
             for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
                 const int row = e / count, column = (head.first + first) * 8 + e % count;
                 if (column < p.vocab) p.logits[(int64_t)row * p.vocab + column] = xt_store<T>(joined(s, row, e % count));

@@ -132,10 +132,11 @@ __device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int most, int 
         }
 }
 
-/* Adds the products of rows a with TILES tiles: this warp's share of the terms. */
+/* Adds the products of rows a with TILES tiles: this warp's share of the terms. meets: behind them the block meets others, so that the last
+ * slots are freed for copies that begin after the meeting. */
 template <typename T, int D, int KS, int MANY, int TILES>
 __device__ inline void multiply(StepShared<T, D> &s, Place &place, float (&d)[TILES][4], const uint32_t (&a)[KS][4][MANY][4],
-                                int terms) {
+                                int terms, bool meets) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int k = 0; k < KS; k++) {
@@ -159,6 +160,7 @@ __device__ inline void multiply(StepShared<T, D> &s, Place &place, float (&d)[TI
             }
         }
         __syncwarp();
+        if (meets && threadIdx.x == 0 && (k + 1 == KS || (k + 1) * TERMS >= terms)) s.meets = 1;
         if (lane == 0) {
 #pragma unroll
             for (int j = 0; j < TILES; j++) xt_barrier_arrive(xt_shared_address(&s.empty[slot[j]]));
@@ -167,10 +169,10 @@ __device__ inline void multiply(StepShared<T, D> &s, Place &place, float (&d)[TI
 }
 template <typename T, int D, int KS, int MANY, int TILES>
 __device__ inline void multiply_and_keep(StepShared<T, D> &s, Place &place, const uint32_t (&a)[KS][4][MANY][4], int terms,
-                                         int column) {
+                                         int column, bool meets) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     float d[TILES][4] = {};
-    multiply<T, D, KS, MANY, TILES>(s, place, d, a, terms);
+    multiply<T, D, KS, MANY, TILES>(s, place, d, a, terms, meets);
 #pragma unroll
     for (int j = 0; j < TILES; j++)
 #pragma unroll
@@ -195,21 +197,23 @@ template <typename T, int D> __device__ inline XtPiece<T, 4> joined_four(const S
     }
     return xt_store<T>(sum);
 }
-/* Multiplies rows a with `tiles` tiles. store(first, count): columns [0, count) of `joined` are those from tile `first` on. */
+/* Multiplies rows a with `tiles` tiles. store(first, count): columns [0, count) of `joined` are those from tile `first` on. meets: as in
+ * multiply. */
 template <typename T, int D, int KS, int MANY, typename Store>
 __device__ inline void products(StepShared<T, D> &s, Place &place, const uint32_t (&a)[KS][4][MANY][4], int tiles, int terms,
-                                Store store) {
+                                bool meets, Store store) {
     for (int round = 0; round < tiles; round += MOST_TILES) {
         const int end = min(round + MOST_TILES, tiles);
         if (round > 0) xt_named_sync(ALL, CONSUMERS);
         for (int first = round, count; first < end; first += count) {
             count = at_once<KS == 1>(end - first);
             const int column = (first - round) * 8;
+            const bool last = meets && first + count == tiles;
             if (KS == 1 && count == MOST_TILES)
-                multiply_and_keep<T, D, KS, MANY, KS == 1 ? MOST_TILES : 1>(s, place, a, terms, column);
-            else if (KS == 1 && count == 4) multiply_and_keep<T, D, KS, MANY, KS == 1 ? 4 : 1>(s, place, a, terms, column);
-            else if (KS == 1 && count == 2) multiply_and_keep<T, D, KS, MANY, KS == 1 ? 2 : 1>(s, place, a, terms, column);
-            else multiply_and_keep<T, D, KS, MANY, 1>(s, place, a, terms, column);
+                multiply_and_keep<T, D, KS, MANY, KS == 1 ? MOST_TILES : 1>(s, place, a, terms, column, last);
+            else if (KS == 1 && count == 4) multiply_and_keep<T, D, KS, MANY, KS == 1 ? 4 : 1>(s, place, a, terms, column, last);
+            else if (KS == 1 && count == 2) multiply_and_keep<T, D, KS, MANY, KS == 1 ? 2 : 1>(s, place, a, terms, column, last);
+            else multiply_and_keep<T, D, KS, MANY, 1>(s, place, a, terms, column, last);
         }
         xt_named_sync(ALL, CONSUMERS);
         store(round, (end - round) * 8);
