@@ -334,8 +334,9 @@ def test_threads_add_to_one_gradient_in_turn() -> None:
     threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + 60
     for thread in threads:
-        thread.join(HANGS)
+        thread.join(max(deadline - time.monotonic(), 0))
     assert not any(thread.is_alive() for thread in threads)
     assert w.grad.tolist() == [[1.0 + 4 * rounds * 2] * 8] * 8
 
@@ -356,7 +357,7 @@ def test_a_child_waits_for_no_thread_of_its_parent() -> None:
         for _ in range(12):
             child = os.fork()
             if child == 0:
-                signal.alarm(120)
+                signal.alarm(30)
                 w.sum().backward()
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0

@@ -96,6 +96,31 @@ def test_other_threads_run_during_a_kernel() -> None:
         thread.join()
 
 
+def test_no_other_thread_waits_for_the_gil_inside_a_loop() -> None:
+    """The main thread alone does, as signals are its own. Here it keeps the GIL from the middle of another thread's loop on, which goes on
+    using its processor all the same, for longer than the time between two checks."""
+    code = """
+import os, sys, threading, time
+import xtrain as xt
+xt.set_num_threads(1)
+x = xt.rand(4000, 4000)
+thread = threading.Thread(target=lambda: x.matmul(x, backend="naive"), daemon=True)
+thread.start()
+clock = time.pthread_getcpuclockid(thread.ident)
+def used():
+    return time.clock_gettime(clock)
+while used() < 0.1:
+    time.sleep(0.001)
+sys.setswitchinterval(1000)  # nobody asks for the GIL before
+begun, deadline = used(), time.monotonic() + 30
+while used() < begun + 0.3 and time.monotonic() < deadline:
+    pass
+os._exit(0 if used() >= begun + 0.3 else 3)
+"""
+    done = run(code, timeout=100)
+    assert done.returncode == 0, done.stderr or "the loop waits for the GIL"
+
+
 def test_ops_from_many_threads() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((70, 70)).astype(np.float32) for _ in range(2))
@@ -267,7 +292,7 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.1)
 """
-    done = run(code, cpu=60)
+    done = run(code, cpu=60, timeout=60)
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clock import ends_within
 from runs import weights
 
 import xtrain as xt
@@ -99,6 +100,7 @@ def test_each_document_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert orders[0] != orders[1]
 
 
+@ends_within(30)
 def test_it_goes_on_from_every_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "CHUNK", 4)
     tokens, documents = corpus([3, 9, 2, 30, 4, 4, 5, 17, 2, 6])

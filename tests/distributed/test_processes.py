@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from clock import ends_within
 from ranks import HANGS, at_once, run_ranks
 from runs import python
 
@@ -17,6 +18,8 @@ from xtrain.distributed.host import HostPlane
 from xtrain.distributed.progress import Progress
 from xtrain.distributed.store import meet
 from xtrain.errors import ConfigError, PeerError
+
+LATE = 30  # seconds for what two threads of this process do at once
 
 TALK = """
 import sys, xtrain as xt
@@ -99,6 +102,7 @@ for _ in range(2):
     assert [(one.status, one.out) for one in found] == [(0, said * 2)] * 2, found
 
 
+@ends_within(30)
 def test_a_plane_alone_knows_who_is_late_or_has_left():
     """Also where the watchdog has failed."""
     first, second = planes(0.05)
@@ -167,26 +171,26 @@ def test_a_stranger_is_refused(other, message, tmp_path):
     file = str(tmp_path / "meeting")
     found = {}
     mine = launch(file=file)
-    server = threading.Thread(target=lambda: found.update(meet(mine, HANGS)[0]))
+    server = threading.Thread(target=lambda: found.update(meet(mine, LATE)[0]), daemon=True)
     server.start()
     try:
         while not (address := store._read_meeting(file))[1]:
             assert server.is_alive()
         stranger = launch(**{"rank": 1, "port": address[1][0], **other})
         with pytest.raises(ConfigError, match=f"^distributed: rank {stranger.rank} was refused: {message}$"):
-            meet(stranger, HANGS)
+            meet(stranger, LATE)
         for changed, said in (({"run": "s"}, "belongs to another run, 'r'"), ({"restart": 1}, "start 0 of the run, got start 1")):  # fmt: skip
             foreign = launch(**{"rank": 1, "port": address[1][0], **changed})
             with pytest.raises(store.Refused, match=said) as refused:
-                store._join(foreign, mine.token, "127.0.0.1", address[1][0], time.monotonic() + HANGS, HANGS)
+                store._join(foreign, mine.token, "127.0.0.1", address[1][0], time.monotonic() + LATE, LATE)
             assert not refused.value.final  # rank 0 of its own run may come
         with socket.create_connection(("127.0.0.1", address[1][0])) as silent:
             silent.sendall(store.LENGTH.pack(1 << 60))  # no greeting
         assert json.loads((tmp_path / "meeting").read_text())["token"] == mine.token
         assert (tmp_path / "meeting").stat().st_mode & 0o777 == 0o600
     finally:
-        right = meet(launch(1, file=file), HANGS)[0]
-        server.join()
+        right = meet(launch(1, file=file), LATE)[0]
+        server.join(LATE)
     for one in [*right.values(), *found.values()]:
         one.close()
 

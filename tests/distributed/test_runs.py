@@ -184,7 +184,7 @@ def test_a_signal_for_one_rank_stops_all_after_one_step(data, tmp_path):
         )
         processes[1].send_signal(signal.SIGTERM)
 
-    found = run_ranks(2, ["-m", "xtrain", "train", *arguments(values)], tmp_path / "x", act=act)
+    found = run_ranks(2, ["-m", "xtrain", "train", *arguments(values)], tmp_path / "x", act=act, limit=60)
     assert [one.status for one in found] == [143, 143], found
     step = records(out)[-1]["step"]
     assert [path.name for path in out.glob("checkpoint-*")] == [f"checkpoint-{step:08d}"]

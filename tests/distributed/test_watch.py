@@ -280,10 +280,10 @@ def test_ends_that_others_hear_of(tmp_path):
 
     try:
         in_order, ended, forked, keeps_on = at_once(
-            lambda: run_ranks(3, ["-c", SCRIPT, "ends", "in order"], tmp_path / "order", torchrun),
-            lambda: start(3, tmp_path / "exit", "ends", "exit", limits="exit=0.5"),
-            lambda: start(2, tmp_path / "forked", "forked", stdin=reader),
-            lambda: start(2, tmp_path / "keeps_on", "keeps_on", limits="exit=1"),
+            lambda: run_ranks(3, ["-c", SCRIPT, "ends", "in order"], tmp_path / "order", torchrun, limit=40),
+            lambda: start(3, tmp_path / "exit", "ends", "exit", limits="exit=0.5", limit=40),
+            lambda: start(2, tmp_path / "forked", "forked", stdin=reader, limit=40),
+            lambda: start(2, tmp_path / "keeps_on", "keeps_on", limits="exit=1", limit=40),
         )
     finally:
         os.close(reader)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clock import ends_within
 from runs import options, text_file, xtrain
 
 import xtrain as xt
@@ -186,6 +187,7 @@ def load_names(directory: Path) -> list[str]:
         return list(file.entries)
 
 
+@ends_within(30)
 def test_a_manifest_that_is_a_pipe(directory) -> None:
     (directory / "manifest.json").unlink()
     os.mkfifo(directory / "manifest.json")

@@ -134,7 +134,7 @@ thread.start()
 held.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(120)
+    signal.alarm(30)
     with saving.DirectoryWriter("m") as writer:
         writer.publish()
     os._exit(0)

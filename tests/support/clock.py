@@ -1,4 +1,10 @@
-"""A clock of the tests' own, so that no result depends on how busy the machine is."""
+"""A clock of the tests' own, so that no result depends on how busy the machine is; and a limit for what may wait for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
 
 
 class Clock:
@@ -13,3 +19,21 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """AssertionError where the block, or the test that this decorates, is still there after `seconds`: for a promise without which it would
+    wait for ever, in Python. The limit is far beyond what it takes on a busy machine, and far below that of planted faults. Uses SIGALRM, in
+    the main thread."""
+
+    def give_up(*_) -> None:
+        raise AssertionError(f"still there after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -48,8 +48,9 @@ def run_ranks(
     more: Callable[[int], dict[str, str]] = lambda rank: {},
     act: Callable[[list[subprocess.Popen]], None] = lambda processes: None,
     stdin: int = subprocess.DEVNULL,
+    limit: float = HANGS,
 ) -> list[Rank]:
-    """Run Python with these arguments on every rank, and wait. act: is called once all have been started."""
+    """Run Python with these arguments on every rank, and wait for `limit` seconds. act: is called once all have been started."""
     folder.mkdir(exist_ok=True)
     processes: list[subprocess.Popen] = []
     outputs = []
@@ -62,13 +63,13 @@ def run_ranks(
             env = environment(rank, size, folder / "meeting", **more(rank))
             processes.append(subprocess.Popen([sys.executable, *words], env=env, stdin=stdin, stdout=out, stderr=err))
         act(processes)
-        deadline = time.monotonic() + HANGS
+        deadline = time.monotonic() + limit
         while len(ended) < size and time.monotonic() < deadline:
             for process in processes:
                 if process.pid not in ended and process.poll() is not None:
                     ended[process.pid] = time.monotonic()
             time.sleep(0.005)
-        assert len(ended) == size, f"after {HANGS} s, ranks are still there"
+        assert len(ended) == size, f"after {limit} s, ranks are still there"
     finally:
         for process in processes:
             process.kill()

@@ -305,7 +305,7 @@ def test_metrics_that_are_no_regular_file_are_refused(out, make, reason: str) ->
     path = out / "metrics.jsonl"
     path.unlink()
     make(path)
-    signal.alarm(120)  # a pipe would be waited for
+    signal.alarm(60)  # a pipe would be waited for
     try:
         with pytest.raises(CheckpointError, match=f"^{path} cannot be written: {reason}$"):
             Trainer({"resume": str(out)}, quiet=True).run()
@@ -386,7 +386,7 @@ from xtrain import saving
 with saving.directory._renames:
     child = os.fork()
     if child == 0:
-        signal.alarm(120)
+        signal.alarm(60)
         with saving.DirectoryWriter("m") as writer:
             writer.publish()
         os._exit(0)

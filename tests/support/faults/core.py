@@ -131,7 +131,7 @@ FAULTS = [
     ),
     Fault(
         "signals: every thread asks", "csrc/py/bind/errors.c", "if (PyThread_get_thread_ident() != main_thread || !Py_IsInitialized()) return false;", "if (!Py_IsInitialized()) return false;",
-        "no other thread waits for the GIL inside a loop", _SIGNALS + "test_exit_with_work_in_other_threads -k loop",
+        "no other thread waits for the GIL inside a loop", _SIGNALS + "test_no_other_thread_waits_for_the_gil_inside_a_loop",
     ),
     Fault(
         "signals: a child's main thread", "csrc/py/bind/errors.c", "    pthread_atfork(NULL, NULL, main_is_this_thread);\n", "", "in a forked child, the thread that forked is main",
