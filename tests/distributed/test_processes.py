@@ -102,6 +102,30 @@ for _ in range(2):
     assert [(one.status, one.out) for one in found] == [(0, said * 2)] * 2, found
 
 
+def test_an_init_without_its_watchdog_leaves_nothing_behind(tmp_path):
+    """Where a rank may have no more threads: it has not joined, its files are closed, and the others hear why."""
+    code = """
+import os, threading, xtrain as xt
+from xtrain.errors import PeerError
+def fails(self):
+    raise RuntimeError("can't start new thread")
+def files():
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+before = files()
+if xt.distributed.rank() == 1:
+    threading.Thread.start = fails
+try:
+    xt.distributed.init()
+except (RuntimeError, PeerError) as error:
+    print(error, xt.distributed.is_initialized(), threading.active_count(), files() - before)
+"""
+    first, second = run_ranks(2, ["-c", code], tmp_path, limit=60)
+    assert [one.status for one in (first, second)] == [0, 0] and second.err == "", (first, second)
+    assert first.out.startswith("distributed: rank 1 left: RuntimeError: can't start new thread") and second.out == (
+        "can't start new thread False 1 0\n"
+    ), (first, second)
+
+
 @ends_within(30)
 def test_a_plane_alone_knows_who_is_late_or_has_left():
     """Also where the watchdog has failed."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 
 import pytest
+from runs import python
 
 import xtrain as xt
 from xtrain import _C
@@ -61,3 +64,63 @@ def test_a_hook_of_one_thread_may_raise_or_remove_itself(no_leaks):
     finally:
         _C.set_call_hook(None)
     assert x.tolist() == [1, 1, 1] and seen == ["full"]
+
+
+def test_a_hook_goes_with_its_thread(no_leaks):
+    """Nothing holds it when its thread has ended, or when another took its place; nor does it take along that of a thread that goes on."""
+
+    class Hook:
+        def __call__(self, op, arguments, outputs) -> None:
+            names.append(op.__name__)
+
+    def work() -> None:
+        first, last = Hook(), Hook()
+        left.extend((weakref.ref(first), weakref.ref(last)))
+        _C.set_call_hook(first, thread=True)
+        _C.set_call_hook(last, thread=True)
+        del first
+        assert left[0]() is None
+        x + 1
+
+    x, own = xt.ones(2), Hook()
+    names: list[str] = []
+    left: list[weakref.ref[Hook]] = []
+    _C.set_call_hook(own, thread=True)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert names == ["add"] and left[1]() is None
+    x * 2
+    assert names == ["add", "mul"]
+    left.append(weakref.ref(own))
+    assert _C.set_call_hook(None, thread=True) is own
+    del own
+    assert left[2]() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork (POSIX)")
+def test_hooks_of_threads_in_a_child_and_at_the_end():
+    """A child has not the threads of its parent, whose hooks go, and keeps that of its own. Python ends with hooks that are set."""
+    code = """
+import os, threading, warnings
+warnings.simplefilter("ignore")
+import xtrain as xt
+from xtrain import _C
+seen, stop, ready = [], threading.Event(), threading.Event()
+def hook(op, arguments, outputs):
+    seen.append(op.__name__)
+def work():
+    _C.set_call_hook(hook, thread=True)
+    ready.set()
+    stop.wait()
+_C.set_call_hook(hook, thread=True)
+threading.Thread(target=work, daemon=True).start()
+ready.wait()
+child = os.fork()
+x = xt.ones(2)
+assert seen == ["full"], seen
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = python("-c", code, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -487,6 +487,23 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path) -> None:
         trainer.run()
 
 
+@pytest.mark.parametrize("option", ["out", "name", "resume", "model.preset"])
+def test_a_path_that_is_too_long_is_one_sentence(option: str, tmp_path, monkeypatch) -> None:
+    """Also one that has no room for the names of a run's files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run")
+    del values["out"]
+    for path in ("x" * 300, "x/" * 2100, "x/" * 2010) if option != "name" else ("x" * 300,):
+        with pytest.raises(
+            ConfigError, match=f"^{option} must be a path that can be used, got 'x.*x/?[.][.][.]: File name too long$"
+        ):
+            Trainer({**values, option: path}, quiet=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "text.txt"} and not list(
+        (tmp_path / "runs").iterdir()
+    )
+
+
 def test_what_a_finished_run_says_when_it_is_resumed(tmp_path) -> None:
     """The validation loss of its end, though no step is made."""
     first = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True).run()

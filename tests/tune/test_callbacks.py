@@ -9,6 +9,7 @@ import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from xtrain.saving import find_checkpoints
 from xtrain.train import Callback, Trainer, train
 from xtrain.train.callbacks import WandbWriter
 from xtrain.train.callbacks.tensorboard import TensorBoardWriter, masked_crc
+from xtrain.train.callbacks.writers import WRITERS
 
 pytestmark = pytest.mark.on_cpu
 
@@ -506,11 +508,38 @@ def test_a_writer_that_fails_ends_no_run(given, monkeypatch, capsys) -> None:
         raise OSError("no network")
 
     logged: list = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: SimpleNamespace(log=log)))
+
+    def finish(exit_code) -> None:
+        ended.append(exit_code)
+        raise OSError("no network yet")
+
+    ended: list = []
+    run = SimpleNamespace(log=log, finish=finish)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
     assert Trainer({**given, "writers": "csv, wandb"}).run().step == 4
     said = capsys.readouterr().out
     assert said.count("the writer wandb failed, and training goes on: OSError: no network") == 1 and logged == [1]
+    assert ended == [0] and "no network yet" not in said, "it is ended, and its first error is the one that is told"
     assert len(Path(given["out"], "metrics.csv").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("writer", ["csv", "tensorboard"])
+def test_a_writer_that_fails_closes_its_file(given, writer: str, monkeypatch) -> None:
+    """Also where the error is one of its own, such as a record that it cannot write."""
+    made: list[Any] = []
+    kind = WRITERS[writer]
+
+    def make() -> Callback:
+        made.append(kind())
+        made[0].on_step = broken
+        return made[0]
+
+    def broken(state, record) -> None:
+        raise ValueError("a record that it cannot write")
+
+    monkeypatch.setitem(WRITERS, writer, make)
+    assert Trainer({**given, "writers": writer}, quiet=True).run().step == 4
+    assert made[0]._file.closed
 
 
 @pytest.mark.parametrize("name,hint", [("tensorbord", r"; did you mean tensorboard\?"), ("xyzzy", "")])

@@ -208,7 +208,11 @@ class Watch:
         """
         self._stopping = True
         self._order(lambda: None)
-        self._thread.join(_FLUSH + (_GRACE if self._failed else _FLUSH))
+        if self._thread.ident is None:  # it could not be started, and says nothing to others
+            for act in self._orders:
+                act()
+        else:
+            self._thread.join(_FLUSH + (_GRACE if self._failed else _FLUSH))
         _C.call_off_end()
         _C.pulse_stop()  # before its sockets are closed, whose numbers others may get
         for link in self._links:

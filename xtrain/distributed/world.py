@@ -60,9 +60,9 @@ def init(timeout: float = 300.0) -> None:
         _watch = Watch(launch.rank, launch.world_size, progress, talks, pulses, limits, _plane.abort)
         _launch = launch
         _set_hooks()
-        _watch.start()
-        _plane.watch = _watch
         try:
+            _watch.start()
+            _plane.watch = _watch
             check_same(_about_this_process(), "")
             _choose_plane(launch)
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -11,12 +12,13 @@ from typing import Any
 
 from .. import _C, cuda, saving
 from ..data import parse_sources, shares_of
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, shown
 from ..files import open_in_place, reason, write_text
 from ..saving.places import CONFIG, LOCK, METRICS
 from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, check_used, flatten, to_toml
 
 RUNS = "runs"
+_NAMES = 150  # bytes that the longest name in a run's directory may have, with what a temporary one adds
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
 
 
@@ -38,6 +40,8 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     with both values.
     """
     given = {name: KEYS[name].check(value) for name, value in given.items()}
+    for name in ("out", "name", "resume", "model.preset"):
+        _check_place(name, given.get(name, ""))
     resume = given.get("resume", "")
     if resume:
         checkpoint, found = _find_resume(resume, given.get("out", ""), given.get("name", ""), warn)
@@ -65,6 +69,15 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     config.out = os.fspath(directory)
     config.name = config.name or Path(config.out).name
     return config, None, found
+
+
+def _check_place(name: str, value: str) -> None:
+    """ConfigError for a path that the system does not take, alone or before the name of a file; it need not exist."""
+    try:
+        os.stat(Path(RUNS if name == "name" else "", value, "x" * _NAMES))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # which others tell
+            raise ConfigError(f"{name} must be a path that can be used, got {shown(value)}: {reason(error)}") from None
 
 
 def _with_absolute_data(config: TrainConfig) -> TrainConfig:

@@ -169,8 +169,7 @@ const PySignature *py_signature_of(PyObject *op); /* borrowed from the Op object
 
 /* ---- hook.c, call.c -------------------------------------------------------------------------------------------------- */
 
-/* Sets set_call_hook's callable, or NULL, of this thread or of all; returns the one before, or NULL. Takes over and gives
- * a reference. */
+/* Sets set_call_hook's callable, or None, of this thread or of all. Returns new, the one before or None; NULL with an exception. */
 PyObject *py_swap_hook(PyObject *hook, bool thread);
 /* Tells the callables of set_call_hook for this thread and for all, if they are set, about a call that succeeded. */
 int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count);

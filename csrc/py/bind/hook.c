@@ -1,13 +1,50 @@
 /* hook.c - the callables of set_call_hook see every op that is called from Python. */
 #include "py/bind/bind.h"
 
-static _Thread_local PyObject *own_hook; /* owned; the callable of set_call_hook for this thread, or NULL */
+#define OWN "xtrain.set_call_hook" /* the key of own in the dictionary of its thread */
+
+/* A capsule of the callable of set_call_hook for this thread, or NULL. Borrowed: the dictionary that Python has for the thread owns it,
+ * so that a thread that ends leaves nothing behind. */
+static _Thread_local PyObject *own;
+
+/* Python may clear the dictionary of another thread: in a forked child, and when it ends, behind this module. */
+static void forget(PyObject *capsule) {
+    if (own == capsule) own = NULL;
+    if (xt_py != NULL) xt_py->hooks--;
+    Py_DECREF((PyObject *)PyCapsule_GetPointer(capsule, OWN));
+}
+
+static PyObject *own_hook(void) { return own != NULL ? PyCapsule_GetPointer(own, OWN) : NULL; }
+
+static PyObject *swap_own(PyObject *hook) {
+    PyObject *before = own_hook() != NULL ? own_hook() : Py_None, *threads = PyThreadState_GetDict(), *capsule = NULL;
+    Py_INCREF(before);
+    if (threads == NULL) {
+        PyErr_NoMemory();
+        goto fail;
+    }
+    if (hook != Py_None) {
+        if ((capsule = PyCapsule_New(hook, OWN, forget)) == NULL) goto fail;
+        Py_INCREF(hook);
+        xt_py->hooks++;
+    }
+    if (own != NULL && PyDict_DelItemString(threads, OWN) < 0) goto fail;
+    if (capsule != NULL && PyDict_SetItemString(threads, OWN, capsule) < 0) goto fail;
+    own = capsule;
+    Py_XDECREF(capsule);
+    return before;
+fail:
+    Py_XDECREF(capsule);
+    Py_DECREF(before);
+    return NULL;
+}
 
 PyObject *py_swap_hook(PyObject *hook, bool thread) {
-    PyObject **place = thread ? &own_hook : &xt_py->call_hook, *before = *place;
-    xt_py->hooks += (hook != NULL) - (before != NULL);
-    *place = hook;
-    return before;
+    if (thread) return swap_own(hook);
+    PyObject *before = xt_py->call_hook;
+    xt_py->hooks += (hook != Py_None) - (before != NULL);
+    xt_py->call_hook = hook != Py_None ? Py_NewRef(hook) : NULL;
+    return before != NULL ? before : Py_NewRef(Py_None);
 }
 
 static PyObject *scalar_object(const XtScalar *scalar) {
@@ -46,7 +83,7 @@ static PyObject *argument_object(const PyParam *param, const XtArg *arg) {
 
 int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count) {
     static _Thread_local bool telling; /* hooks do not see the ops they call themselves */
-    PyObject *hooks[2] = {own_hook, xt_py->call_hook};
+    PyObject *hooks[2] = {own_hook(), xt_py->call_hook};
     if (telling || (hooks[0] == NULL && hooks[1] == NULL)) return 0;
     telling = true;
     for (int i = 0; i < 2; i++) Py_XINCREF(hooks[i]); /* it may remove itself */

@@ -48,8 +48,7 @@ static PyObject *run_set_call_hook(PyBound *bound) {
         py_refuse("set_call_hook", "hook", "a callable or None", hook);
         return NULL;
     }
-    PyObject *before = py_swap_hook(hook != Py_None ? Py_NewRef(hook) : NULL, bound->arg[1].b);
-    return before != NULL ? before : Py_NewRef(Py_None);
+    return py_swap_hook(hook, bound->arg[1].b);
 }
 
 /* ---- memory that ends ------------------------------------------------------------------------------------------------ */

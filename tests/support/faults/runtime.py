@@ -34,7 +34,7 @@ FAULTS = [
     Fault("compare: tolerances below zero", _R + "testing.c", "isfinite(atol) && rtol >= 0 && atol >= 0", "isfinite(atol) && rtol >= 0", "not negative", _RUNTIME + "test_what_compare_refuses"),
     Fault("compare: floats with integers", _R + "testing.c", "else if (xt_dtype_is_float(out->dtype) != xt_dtype_is_float(ref->dtype))", "else if (0)", "integers are compared with integers", _RUNTIME + "test_what_compare_refuses"),
     Fault("hook: anything is one", _R + "testing.c", "if (hook != Py_None && !PyCallable_Check(hook)) {", "if (0) {", "a callable or None", _RUNTIME + "test_a_hook_is_given_back"),
-    Fault("hook: the one before is forgotten", _R + "testing.c", "return before != NULL ? before : Py_NewRef(Py_None);", "return Py_NewRef(Py_None);", "returns the hook before", _RUNTIME + "test_a_hook_is_given_back"),
+    Fault("hook: the one before is forgotten", "csrc/py/bind/hook.c", "return before != NULL ? before : Py_NewRef(Py_None);", "return Py_NewRef(Py_None);", "returns the hook before", _RUNTIME + "test_a_hook_is_given_back"),
     Fault("paths: one name takes the other's", _R + "paths.c", "const unsigned exchange = 2;", "const unsigned exchange = 0;", "two paths change places", "tests/saving/test_writing.py::test_exchange"),
     Fault("module: a core for each", _R + "module.c", "    if (xt_py != NULL) {\n", "    if (0) {\n", "the core cannot be loaded twice in one process", _RUNTIME + "test_a_second_core_is_refused"),
     Fault("rope: theta of nothing", "csrc/ops/layers/rope.c", "    if (base->theta < XT_ROPE_LEAST)", "    if (0)", "theta is at least 1e-9", "tests/ops/test_kernel_clauses.py::test_what_a_rotation_refuses"),

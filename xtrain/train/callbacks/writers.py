@@ -79,29 +79,29 @@ class WandbWriter(Callback):
 
 
 class _Isolated(Callback):
-    """A writer whose first error is a warning; after that it is not called. A ConfigError, for a missing package, is
-    raised.
+    """A writer whose first error is a warning; after that it is called at the end alone, where it closes what it has
+    opened. A ConfigError, for a missing package, is raised.
     """
 
     def __init__(self, name: str, writer: Callback) -> None:
         self._name, self._writer, self._works = name, writer, True
 
     def _call(self, state: State, function: Callable[..., Any], *arguments: Any) -> None:
-        if not self._works:
-            return
         try:
             function(state, *arguments)
         except ConfigError:
             raise
         except Exception as error:
+            if self._works:
+                state.failed(f"the writer {self._name}", error)
             self._works = False
-            state.failed(f"the writer {self._name}", error)
 
     def on_start(self, state: State) -> None:
         self._call(state, self._writer.on_start)
 
     def on_step(self, state: State, record: Mapping[str, Any]) -> None:
-        self._call(state, self._writer.on_step, record)
+        if self._works:
+            self._call(state, self._writer.on_step, record)
 
     def on_end(self, state: State, result: Any) -> None:
         self._call(state, self._writer.on_end, result)
