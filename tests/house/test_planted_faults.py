@@ -7,12 +7,16 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 
 import plant_faults
 import pytest
 from faults.table import ROOMS, Fault, table
 from places import ROOT
+from runs import wait_until
 
 LEAST = 120
 
@@ -118,6 +122,47 @@ def test_tests_that_take_too_long_are_run_again_alone(hangs, statuses, outcome, 
     assert sorted(record.read_text().splitlines()) == [f"late\t{outcome}", "other\tcaught"]
     assert [text.startswith(plant_faults.HUNG) for text in shown[:2]] == [statuses[0] is None, False]
     assert shown[-1].startswith(outcome if len(statuses) == 2 else plant_faults.CAUGHT)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_and_leaves_nothing(number: int, tmp_path) -> None:
+    """Two jobs are at work, and more faults wait. None gets a verdict."""
+    code = """
+import os, shutil, sys
+import plant_faults as p
+here = sys.argv[1]
+def copy_tree(source, target):
+    shutil.copytree(p.ROOT / "xtrain" / "train", target / "xtrain" / "train")
+def run_tests(tree, tests, limit=p.LIMIT):
+    name = os.path.join(here, f"{tree.name}.pid")
+    return p.run(tree, "-c", f"import os, time; open({name!r}, 'w').write(str(os.getpid())); time.sleep(300)", limit=300)
+p.copy_tree, p.run_tests, p.build = copy_tree, run_tests, lambda tree: (0, "")
+sys.argv[1:] = ["--no-check", "--jobs", "2", "--only", "^writers:.* xtrain/train/", "--record", os.path.join(here, "record")]
+p.main()
+"""
+    places, scratch = [tmp_path / f"job{job}.pid" for job in range(2)], tmp_path / "scratch"
+    scratch.mkdir()
+    paths = [str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_until(lambda: all(place.exists() and place.read_text() for place in places), process, "two jobs")
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, said
+    assert not list(scratch.iterdir()) and not (tmp_path / "record").exists() and "caught" not in said, said
+    for place in places:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(place.read_text()), 0)
 
 
 @pytest.mark.slow

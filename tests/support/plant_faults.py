@@ -14,7 +14,8 @@ fault the sources, objects and extension are put back. What is needed: a C compi
 
 A fault is caught when a test fails or the process crashes. Tests that take longer than LIMIT are HUNG, as a busy machine may be the reason:
 when the others are done, such a fault is planted again alone, with the limit ALONE. What hangs again is caught where the fault says
-`hangs=True`, else it stays HUNG. The exit status is 0 when all are caught.
+`hangs=True`, else it stays HUNG. The exit status is 0 when all are caught. After Ctrl-C, SIGTERM or SIGHUP the tests that run are killed,
+their faults are not recorded, and the copies are removed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ import queue
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +68,9 @@ NO_WARNINGS = (
     )
     + '#ifndef __clang__\n#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"\n#endif\n'
 )
+_ending = threading.Event()  # no further process is started
+_running: set[int] = set()  # groups of processes; under _lock
+_lock = threading.Lock()
 CAUGHT, SURVIVED, HUNG, UNBUILT, UNRUN = "caught", "SURVIVED", "HUNG", "DID NOT BUILD", "TESTS DID NOT RUN"
 
 
@@ -133,12 +139,18 @@ def run(tree: Path, *arguments: str, limit: float | None = None) -> tuple[int | 
     if GPU in environment:  # a fault of cuda/ is built, and seen on the device
         environment |= {"XTRAIN_CUDA": "1", "XTRAIN_TEST_DEVICE": "cuda"}
     environment |= {"TMPDIR": os.fspath(room), "XTRAIN_PLANTING": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
+    with _lock:
+        if _ending.is_set():
+            raise KeyboardInterrupt
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+        _running.add(process.pid)
     try:
         said = process.communicate(timeout=limit)[0]
+        if _ending.is_set():
+            raise KeyboardInterrupt  # killed by end_all: no verdict
         return process.returncode, said
     except subprocess.TimeoutExpired:
         return None, ""
@@ -146,6 +158,31 @@ def run(tree: Path, *arguments: str, limit: float | None = None) -> tuple[int | 
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, 9)  # what its tests have started goes with it
         process.wait()
+        with _lock:
+            _running.discard(process.pid)
+
+
+def end_all() -> None:
+    """Kill what runs, and start nothing more."""
+    with _lock:
+        _ending.set()
+        for group in _running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, 9)
+
+
+def end_in_order() -> None:
+    """From here on signals that end this process raise SystemExit, so that nothing that it has started or written stays."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(number: int, _: object) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)  # until all is removed
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def build(tree: Path) -> tuple[int | None, str]:
@@ -210,6 +247,7 @@ def plant(
     """The verdicts on `faults`, in their order. Faults whose tests fail without one are not planted. SystemExit when the
     tree does not build. Those that hang are planted again, one after the other, behind the last; `show` sees both verdicts.
     Each that stands adds a line, name and outcome, to `record` at once."""
+    _ending.clear()
     base = scratch / "base"
     copy_tree(ROOT, base)
     status, said = build(base)
@@ -246,7 +284,11 @@ def plant(
                 show("\n".join(verdict.said.splitlines()[-8:]))
             return verdict
 
-        verdicts = list(map(seen, pool.map(one, faults)))
+        try:
+            verdicts = list(map(seen, pool.map(one, faults)))
+        except BaseException:
+            end_all()  # or the end of the pool would wait for them
+            raise
         return [seen(one(verdict.fault, alone=True)) if verdict.outcome == HUNG else verdict for verdict in verdicts]
 
 
@@ -274,6 +316,7 @@ def main() -> None:
         planted(ROOT, fault)
     faults = [fault for fault in faults if fault.name not in caught]
     begun = time.monotonic()
+    end_in_order()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         verdicts = plant(
             faults,
