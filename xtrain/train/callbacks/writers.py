@@ -92,9 +92,8 @@ class _Isolated(Callback):
         except ConfigError:
             raise
         except Exception as error:
-            if self._works:
-                state.failed(f"the writer {self._name}", error)
             self._works = False
+            state.failed(f"the writer {self._name}", error)  # which tells the first
 
     def on_start(self, state: State) -> None:
         self._call(state, self._writer.on_start)
