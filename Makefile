@@ -67,10 +67,11 @@ $(STAMP)/plot: $(STAMP)/install
 	@$(PIP) --no-build-isolation --editable '.[plot]'
 	@touch $@
 
-$(STAMP)/unit: pyproject.toml $(STAMP)/install
-	@echo "installing what unit tests need"
+# Also installs the package, as $(STAMP)/install does: once, where both are missing.
+$(STAMP)/unit: pyproject.toml $(STAMP)/build | extension
+	@echo "installing xtrain, editable, and what unit tests need"
 	@$(PIP) --no-build-isolation --editable '.[plot,test]'
-	@touch $@
+	@touch $(STAMP)/install $@
 
 $(STAMP)/coverage: $(STAMP)/unit
 	@$(PIP) $(shell sed -n 's/^coverage = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
@@ -82,10 +83,12 @@ $(STAMP)/docs: pyproject.toml $(STAMP)/build
 	@sed -n 's/^dependencies = \[\(.*\)\]/\1/p; s/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr , ' ' | xargs $(PIP)
 	@touch $@
 
-# Knows nothing of xtrain, so that it can be installed while the extension is compiled.
-$(STAMP)/peers: parity/requirements.txt $(STAMP)/build
+# Knows nothing of xtrain, so that it can be installed while the extension is compiled; with the packages of unit tests, which then
+# need not be got when no compiler is at work any more.
+$(STAMP)/peers: parity/requirements.txt pyproject.toml $(STAMP)/build
 	@echo "installing PyTorch, and what else the tests compare with: it is large, this may take minutes"
-	@$(PIP) --requirement parity/requirements.txt
+	@sed -n 's/, "xtrain\[.*\]"//; s/^dependencies = \[\(.*\)\]/\1/p; s/^plot = \[\(.*\)\]/\1/p; s/^gguf = \[\(.*\)\]/\1/p; s/^test = \[\(.*\)\]/\1/p' \
+	    pyproject.toml | tr , ' ' | xargs $(PIP) --requirement parity/requirements.txt
 	@touch $@
 
 $(STAMP)/test: $(STAMP)/unit $(STAMP)/peers
