@@ -26,6 +26,28 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 _C.set_default_device(os.environ.get("XTRAIN_TEST_DEVICE", "cpu"))
 
 
+# With `pytest -n 2`. The first time that a test file is read, pytest rewrites its asserts, which takes longer than to run it, and keeps
+# the byte code. Every second process reads the files in the opposite order: each rewrites one half, and finds the other half kept.
+def process_number(config: pytest.Config) -> int | None:
+    """Of this process of `pytest -n`; None where it is the only one."""
+    worker = getattr(config, "workerinput", None)
+    return int(worker["workerid"].removeprefix("gw")) if worker else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    report = yield
+    if isinstance(collector, pytest.Directory) and (process_number(collector.config) or 0) % 2:
+        report.result.reverse()
+    return report
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All processes must have one order. What takes long comes first, or one would end with it while the others wait."""
+    if process_number(config) is not None:
+        items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.parts))
+
+
 def pytest_collection_finish() -> None:
     """The objects of pytest and of imported packages live to the end. A full collection, of which tests make hundreds, need not walk
     through them, which takes 0.3 s with PyTorch imported."""
