@@ -217,6 +217,13 @@ def directions(a: np.ndarray, rng: np.random.Generator, single: int = 6, random:
     return units + [rng.choice([-1.0, 1.0], a.shape) / np.sqrt(a.size) for _ in range(random)]
 
 
+def spread_of(entry: Op, c: Case, arrays: Sequence[np.ndarray], dys: Sequence[np.ndarray]) -> float:
+    """The norm of the sizes of all terms of sum(reference * dy)."""
+    refs = [r for r in references_of(entry, c, arrays) if r.dtype.kind == "f"]
+    parts = [magnitude(entry, c, arrays, r) * dy for r, dy in zip(refs, dys)]
+    return float(np.sqrt(sum((p * p).sum() for p in parts)))
+
+
 class Slope:
     """The derivative of sum(reference * dy) along `direction` of one input, with a bound of its own error.
 
@@ -226,12 +233,17 @@ class Slope:
     """
 
     def __init__(
-        self, entry: Op, c: Case, arrays: Sequence[np.ndarray], dys: Sequence[np.ndarray], i: int, direction: np.ndarray
+        self,
+        entry: Op,
+        c: Case,
+        arrays: Sequence[np.ndarray],
+        dys: Sequence[np.ndarray],
+        i: int,
+        direction: np.ndarray,
+        spread: float,
     ) -> None:
+        """spread: that of the case, from spread_of()."""
         self.direction = direction
-        refs = [r for r in references_of(entry, c, arrays) if r.dtype.kind == "f"]
-        parts = [magnitude(entry, c, arrays, r) * dy for r, dy in zip(refs, dys)]
-        spread = float(np.sqrt(sum((p * p).sum() for p in parts)))
         noise = 4 * (4 + additions(entry, c, arrays)) * UNIT_ROUNDOFF["float64"] * spread
 
         def loss(step: float) -> float:
@@ -253,12 +265,14 @@ def slopes(
     entry: Op, c: Case, arrays: Sequence[np.ndarray], dys: Sequence[np.ndarray], rng: np.random.Generator
 ) -> dict[int, list[Slope]]:
     """For every input that has a gradient: slopes along its directions (two random ones when the case is big)."""
+    inputs = entry.differentiable(c)
+    spread = spread_of(entry, c, arrays, dys) if inputs else 0.0  # once: the same for all directions
     return {
         i: [
-            Slope(entry, c, arrays, dys, i, d)
+            Slope(entry, c, arrays, dys, i, d, spread)
             for d in (directions(arrays[i], rng, 0, 2) if c.big else directions(arrays[i], rng))
         ]
-        for i in entry.differentiable(c)
+        for i in inputs
     }
 
 
