@@ -21,32 +21,37 @@ one_build = pytest.mark.skipif(
 )
 CODE = """
 import xtrain.distributed.ray as ours
-try:
-    print("done", ours.train({!r}, workers=2)["step"])
-except Exception as error:
-    print("failed", type(error).__name__, str(error).strip().splitlines()[-1])
+for options in {!r}:
+    try:
+        print("done", ours.train(options, workers=2)["step"])
+    except Exception as error:
+        print("failed", type(error).__name__, str(error).strip().splitlines()[-1])
 """
 
 
 @needs_ray
 @one_build
 def test_two_workers(data, tmp_path):  # noqa: F811
-    """They write what two ranks write that have been started by hand; a wrong option is an error here."""
+    """They write what two ranks write that have been started by hand; a wrong option is an error here, and spoils no later run."""
     same = {"steps": 2, "eval_every": 0, "max_ranks": 2}
-    done = python("-c", CODE.format(choices(data, tmp_path / "ray", **same)), env=clean_environment())
+    wrong = choices(data, tmp_path / "wrong", batch_size=7)
+    # Started once, as it takes seconds; the next test leaves it to train().
+    code = "import ray\nray.init(include_dashboard=False)" + CODE.format(
+        [wrong, choices(data, tmp_path / "ray", **same)]
+    )
+    done = python("-c", code, env=clean_environment())
+    assert "batch_size must be a multiple of max_ranks x grad_accum (4 x 1), got 7\n" in done.stdout, done
     assert "done 2\n" in done.stdout and "ranks  2, started by Ray; a batch in 2 leaves" in done.stdout, done
     code = f"from xtrain.train import Trainer\nTrainer({choices(data, tmp_path / 'hand', **same)!r}).run()"
     assert [one.status for one in run_ranks(2, ["-c", code], tmp_path / "x")] == [0, 0]
     assert weights(newest(tmp_path / "ray")) == weights(newest(tmp_path / "hand"))
-    done = python("-c", CODE.format(choices(data, tmp_path / "wrong", batch_size=7)), env=clean_environment())
-    assert "batch_size must be a multiple of max_ranks x grad_accum (4 x 1), got 7\n" in done.stdout, done
 
 
 @needs_ray
 @one_build
 def test_ctrl_c_saves(data, tmp_path):  # noqa: F811
     run = tmp_path / "run"
-    code = CODE.format(choices(data, run, steps=100_000, eval_every=0, max_ranks=2, log_every=1))
+    code = CODE.format([choices(data, run, steps=100_000, eval_every=0, max_ranks=2, log_every=1)])
     driver = subprocess.Popen([sys.executable, "-c", code], env=clean_environment(), stderr=subprocess.PIPE, text=True)
     until, metrics = time.monotonic() + HANGS, run / "metrics.jsonl"
     while not (metrics.exists() and '"step": 3' in metrics.read_text()):
