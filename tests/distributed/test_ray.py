@@ -29,6 +29,7 @@ for options in {!r}:
 """
 
 
+@pytest.mark.slow
 @needs_ray
 @one_build
 def test_two_workers(data, tmp_path):  # noqa: F811
@@ -47,6 +48,7 @@ def test_two_workers(data, tmp_path):  # noqa: F811
     assert weights(newest(tmp_path / "ray")) == weights(newest(tmp_path / "hand"))
 
 
+@pytest.mark.slow
 @needs_ray
 @one_build
 def test_ctrl_c_saves(data, tmp_path):  # noqa: F811
