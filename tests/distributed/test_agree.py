@@ -10,8 +10,9 @@ import pytest
 
 import xtrain as xt
 from xtrain import distributed
-from xtrain.distributed import agree
-from xtrain.errors import CheckpointError, ConfigError, DataError, PeerError
+from xtrain.distributed import agree, world
+from xtrain.distributed.agree import on_all_ranks
+from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, PeerError
 
 pytestmark = pytest.mark.on_cpu
 
@@ -92,6 +93,15 @@ def test_a_config_error_is_raised_whatever_ends_the_exchange(verdict: type[Excep
         with pytest.raises(verdict, match="it ended"):
             agree.all_or_none(link, act)
     assert len(link.announced) == 1
+
+
+def test_what_others_are_told_of_an_error_that_ends_a_rank() -> None:
+    """Nothing where all ranks have it."""
+    told = ConfigError("of a verdict")
+    told.told = True
+    for error in (told, PeerError("lost"), NonFiniteError("NaN"), on_all_ranks(OSError("full"))):
+        assert world._reason(error) is None, error
+    assert world._reason(ConfigError("mine")) == "ConfigError: mine" and world._reason(OSError("no")) == "OSError: no"
 
 
 def test_the_number_of_an_error_comes_with_it() -> None:

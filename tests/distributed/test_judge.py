@@ -114,6 +114,15 @@ def test_a_config_error_is_why_exchanges_differ(bad):
     assert judge(beat(), beat(failed=[0, ""])).mistaken(0, 100.0) is None
 
 
+def test_of_config_errors_that_of_the_first_rank_is_the_verdict():
+    """Whoever was heard first: all ranks, which judge for themselves, find the same."""
+    one = judge(beat(7))
+    for rank in (2, 1):
+        one.saw(rank, 100.0, beat(7, failed=[7, f"no thing {rank}"]))
+    found = one.mistaken(7, 100.0)
+    assert found is not None and found.ranks == (1,) and found.text.startswith("rank 1: no thing 1 ")
+
+
 def test_what_is_known_of_ranks():
     one = judge(beat(7, 2.0), beat(6), *[beat(6)] * 4)
     assert one.who([0], 104.5) == "(host h, pid 9, step 3, exchange 7, exchanging for 6.5 s)"

@@ -142,6 +142,14 @@ def test_a_plane_alone_knows_who_is_late_or_has_left():
         first.all_gather(b"", "barrier")
 
 
+def test_an_error_that_is_announced_is_one_line():
+    """Heartbeats carry it, and a verdict is one line."""
+    one, _ = planes(1)
+    one.announce("no such\n  thing: " + "x" * 5000)
+    number, text = one.progress.failed
+    assert number == 1 and text == ("no such thing: " + "x" * 5000)[:1000]
+
+
 def test_an_exchange_that_waits_can_be_ended():
     """By another thread, on either side."""
     for rank in (0, 1):
