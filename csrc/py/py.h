@@ -37,6 +37,7 @@ typedef struct PyState {
     int hooks;           /* callables of set_call_hook that are set: call_hook, and those of single threads */
     int running;         /* core calls running without the GIL, in all threads; see tensor_traverse */
     bool ending;         /* the process ends: see py_end_threads */
+    int parked;          /* of those `running`, the calls of threads that py_park keeps in Python code that the core has called */
 } PyState;
 
 /* NULL before the module is initialised. One per process: the callbacks of the core carry no module. */

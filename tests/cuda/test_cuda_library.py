@@ -395,3 +395,37 @@ def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime
         "capture: 0",
         "0 capturing, 0 graphs, 0 executables, 0 blocks of the driver",
     ]
+
+
+@pytest.mark.parametrize("what", ["a hook", "a rule"])
+def test_the_end_does_not_wait_for_what_a_backward_calls(fake: Path, what: str) -> None:
+    """Python code inside a backward of a daemon thread stays where it enters the core, and with it the backward, which would be waited for
+    for 5 s."""
+    code = f"""
+import threading, time
+import xtrain as xt
+from xtrain import _C
+x, begun = xt.ones(3, device="cuda").requires_grad_(), threading.Event()
+def computes(gradient):
+    begun.set()
+    while True:
+        xt.ones(2) + 1
+class Rule(xt.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        computes(gradient)
+def work():
+    if {what!r} == "a hook":
+        x.register_hook(computes)
+    y = Rule.apply(x) if {what!r} == "a rule" else x * 2
+    y.sum().backward()
+threading.Thread(target=work, daemon=True).start()
+assert begun.wait(60)
+before = time.monotonic()
+_C.end_threads()
+print(time.monotonic() - before < 4.5)
+"""
+    assert run(fake, code) == "True\n"

@@ -47,6 +47,11 @@ static inline void py_gil_enter(PyThreadState *saved) {
     xt_py->running--;
 }
 
+/* Around Python code that a call into the core calls, such as a hook: where it calls the core again at the end of the process, its thread
+ * stays there for ever, and is not waited for. */
+PyGILState_STATE py_code_begins(void);
+void py_code_ends(PyGILState_STATE gil);
+
 /* xt_call without the GIL, not shown to the call hook. */
 static inline XtStatus py_call_unseen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
     *out_count = 0;

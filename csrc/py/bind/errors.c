@@ -94,9 +94,21 @@ bool py_interrupt_check(void) {
 
 #define LONGEST 5 /* seconds */
 
+static _Thread_local int callers; /* calls into the core that wait for Python code of this thread */
+
+PyGILState_STATE py_code_begins(void) {
+    callers++;
+    return PyGILState_Ensure();
+}
+
+void py_code_ends(PyGILState_STATE gil) {
+    PyGILState_Release(gil);
+    callers--;
+}
+
 void py_end_threads(void) {
     xt_py->ending = true;
-    for (int ms = 0; xt_cuda_is_open() && xt_py->running > 0 && ms < 1000 * LONGEST; ms++) {
+    for (int ms = 0; xt_cuda_is_open() && xt_py->running > xt_py->parked && ms < 1000 * LONGEST; ms++) {
         PyThreadState *saved = PyEval_SaveThread(); /* they need the GIL to come out */
         usleep(1000);
         PyEval_RestoreThread(saved);
@@ -105,6 +117,7 @@ void py_end_threads(void) {
 
 void py_park(void) {
     if (PyThread_get_thread_ident() == main_thread) return;
+    xt_py->parked += callers;
     PyEval_SaveThread();
     for (;;) pause();
 }

@@ -42,7 +42,7 @@ static int check_gradient(const char *what, const XtTensor *value, Like like) {
 
 static XtStatus call_hook(void *context, XtTensor *gradient, XtTensor **out) {
     XtStatus status = XT_PYTHON_ERROR;
-    PyGILState_STATE gil = PyGILState_Ensure();
+    PyGILState_STATE gil = py_code_begins();
     PyObject *callable = Py_NewRef((PyObject *)context); /* it may remove itself */
     PyObject *argument = py_wrap_borrowed(gradient);
     PyObject *result = argument != NULL ? PyObject_CallOneArg(callable, argument) : NULL;
@@ -58,7 +58,7 @@ static XtStatus call_hook(void *context, XtTensor *gradient, XtTensor **out) {
     Py_XDECREF(result);
     Py_XDECREF(argument);
     Py_DECREF(callable);
-    PyGILState_Release(gil);
+    py_code_ends(gil);
     return status;
 }
 
@@ -128,7 +128,7 @@ done:
 static XtStatus run_rule(XtNode *node, XtTensor *const *dout, XtTensor **din) {
     Rule *rule = node->context;
     XtStatus status = XT_PYTHON_ERROR;
-    PyGILState_STATE gil = PyGILState_Ensure();
+    PyGILState_STATE gil = py_code_begins();
     bool mode = xt_grad_mode(), keep = retaining;
     xt_set_grad_mode(false);
     PyObject *callable = NULL, *result = NULL, *args = NULL;
@@ -149,7 +149,7 @@ done:
     Py_XDECREF(args);
     Py_XDECREF(callable);
     xt_set_grad_mode(mode);
-    PyGILState_Release(gil);
+    py_code_ends(gil);
     return status;
 }
 
@@ -341,11 +341,11 @@ done:
 }
 
 static XtStatus call_ready(void *context, int index) {
-    PyGILState_STATE gil = PyGILState_Ensure();
+    PyGILState_STATE gil = py_code_begins();
     PyObject *result = PyObject_CallFunction((PyObject *)context, "i", index);
     XtStatus status = result != NULL ? XT_OK : XT_PYTHON_ERROR;
     Py_XDECREF(result);
-    PyGILState_Release(gil);
+    py_code_ends(gil);
     return status;
 }
 

@@ -161,9 +161,10 @@ FAULTS = [
         _SIGNALS + "test_at_the_end_the_main_thread_alone_computes",
     ),
     Fault(
-        "exit: nobody computes", "csrc/py/bind/errors.c", "    if (PyThread_get_thread_ident() == main_thread) return;\n    PyEval_SaveThread();", "    PyEval_SaveThread();", "the main thread alone calls the core at the end",
+        "exit: nobody computes", "csrc/py/bind/errors.c", "    if (PyThread_get_thread_ident() == main_thread) return;\n    xt_py->parked", "    xt_py->parked", "the main thread alone calls the core at the end",
         _SIGNALS + "test_at_the_end_the_main_thread_alone_computes",
     ),
+    Fault("exit: what is parked is waited for", "csrc/py/bind/errors.c", "    xt_py->parked += callers;\n", "", "a thread in a hook is not waited for where it stays", "tests/cuda/test_cuda_library.py::test_the_end_does_not_wait_for_what_a_backward_calls"),
     Fault("core: align", "csrc/core/storage.c", "posix_memalign(&data, ALIGNMENT, *rounded)", "posix_memalign(&data, 16, *rounded)", "64-byte aligned", "tests/core/test_binding_rules.py::test_what_is_a_copy_and_what_is_not"),
     Fault("threads: a caller that never sleeps", _C + "threads.c", "nanoseconds() - begun < PATIENCE;", "nanoseconds() - begun >= 0;", "a waiting caller sleeps", _RULES + "test_a_caller_sleeps_until_its_workers_have_left"),
     Fault("threads: a sleeping caller is not woken", _C + "threads.c", " == ASLEEP) wake_caller();", " == 0) wake_caller();", "the last worker wakes its caller", _RULES + "test_a_caller_sleeps_until_its_workers_have_left"),
