@@ -32,19 +32,25 @@ typedef struct HopperTile {
 } HopperTile;
 /* What the copying thread tells the other roles of a claimed tile, so that they do not divide, and read only where documents meet:
  * block -1 where there is none. falling: flash_hopper_ordered.cuh. With documents or a window, also where the document of the tile's
- * first row begins, where that of the last ends, and whether it is one: 0, all tokens of the other side, true without documents. */
+ * first row begins, where that of the last ends, and whether it is one: 0, all tokens of the other side, true without documents; and the
+ * tiles of the other side. */
 typedef struct HopperWork {
     int block, batch, head, falling, low, high, one;
+    XtSeen<int> tiles;
 } HopperWork;
 constexpr int HOPPER_WORK_BYTES = 32;
+/* Registers of a thread that copies, and of one that computes. With spans, 24 do not suffice to copy. */
+__host__ __device__ constexpr int hopper_copy_registers(int consumers, bool spans) { return consumers == 3 ? 32 : spans ? 40 : 24; }
+__host__ __device__ constexpr int hopper_registers(int consumers, bool spans) { return consumers == 3 ? 160 : spans ? 232 : 240; }
 template <bool SPANS> __device__ inline void hopper_put_work(uint32_t to, const HopperWork &work) {
-    xt_put_words(to, {(unsigned)work.block, (unsigned)work.batch, (unsigned)work.head, (unsigned)work.falling});
-    if (SPANS) xt_put_words(to + 16, {(unsigned)work.low, (unsigned)work.high, (unsigned)work.one, 0});
+    xt_put_words(
+        to, {(unsigned)work.block, (unsigned)work.batch, (unsigned)work.head, (unsigned)(SPANS ? work.tiles.begin : work.falling)});
+    if (SPANS) xt_put_words(to + 16, {(unsigned)work.low, (unsigned)work.high, (unsigned)work.one, (unsigned)work.tiles.end});
 }
 template <bool SPANS> __device__ inline HopperWork hopper_get_work(uint32_t from) {
     uint4 x = xt_get_words(from), y = {};
     if (SPANS) y = xt_get_words(from + 16);
-    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w, (int)y.x, (int)y.y, (int)y.z};
+    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w, (int)y.x, (int)y.y, (int)y.z, {(int)x.w, (int)y.w}};
 }
 
 /* Tiles claimed, and blocks that will claim no more. The last block sets both back to 0. One pair serves all kernels: they run on one
@@ -123,14 +129,29 @@ __device__ inline void hopper_find_documents(HopperWork &work, const Call &call,
     work.low = begins.begin, work.high = ends.end, work.one = begins.begin == ends.begin && begins.end == ends.end;
 }
 
-/* Keys that query i sees, and queries that see key i, of a tile's rows: memory is read only where documents meet in the tile. */
-template <typename Call> __device__ inline XtSeen<int> hopper_seen(const Call &call, const HopperWork &work, int i) {
-    XtSeen<int> document = {work.low, work.high};
-    return xt_seen_within<int>(call, work.one ? document : xt_document<int>(call, work.batch, i), i);
+/* Spans by sums alone: row i of a document sees from i + before, or from where that begins, to i + after, or to where that ends. */
+typedef struct HopperEdges {
+    int before, after;
+    __device__ XtSeen<int> within(const XtSeen<int> &document, int i) const {
+        return {max(document.begin, i + before), min(document.end, i + after)};
+    }
+} HopperEdges;
+constexpr int HOPPER_FAR = 1 << 30; // where nothing but the document ends a span
+template <typename Call> __device__ inline HopperEdges hopper_edges_seen(const Call &call) { // keys that a query sees
+    int past = call.skv - call.sq + 1;
+    return {call.window > 0 ? past - call.window : -HOPPER_FAR, call.causal ? past : HOPPER_FAR};
 }
-template <typename Call> __device__ inline XtSeen<int> hopper_seen_by(const Call &call, const HopperWork &work, int i) {
-    XtSeen<int> document = {work.low, work.high};
-    return xt_seen_by_within<int>(call, work.one ? document : xt_document<int>(call, work.batch, i), i);
+template <typename Call> __device__ inline HopperEdges hopper_edges_by(const Call &call) { // queries that see a key
+    int past = call.skv - call.sq;
+    return {call.causal ? -past : -HOPPER_FAR, call.window > 0 ? call.window - past : HOPPER_FAR};
+}
+/* xt_document by volatile loads, which the compiler leaves in their branch: it put plain ones, predicated, between products. */
+template <typename Call> __device__ inline XtSeen<int> hopper_document(const Call &call, int batch, int i) {
+    const int32_t *begin = call.documents + 2 * (int64_t)batch * call.sq + i;
+    int first, last;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(first) : "l"(begin));
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(last) : "l"(begin + call.sq));
+    return {max(0, min(first, i)), min(call.sq, max(last, i + 1))};
 }
 /* The tiles of what the first row sees to what the last one does. */
 template <int TILE> __device__ inline XtSeen<int> hopper_tiles(const XtSeen<int> &first, const XtSeen<int> &last) {
@@ -151,9 +172,34 @@ __device__ inline XtSeen<int> hopper_tiles_by(const Call &call, const HopperWork
 /* The spans of a thread's two rows, and of the first and the last of its warpgroup's 64. Rows from `rows` on are taken for the last. */
 typedef struct HopperSpans {
     XtSeen<int> row[2], first, last;
-    template <typename F> __device__ void read(int from, int mine, int rows, F span) {
-        row[0] = span(min(mine, rows - 1)), row[1] = span(min(mine + 8, rows - 1));
-        first = span(min(from, rows - 1)), last = span(min(from + 63, rows - 1));
+    template <typename Call>
+    __device__ void read(const Call &call, const HopperWork &work, const HopperEdges &edges, int from, int mine, int rows) {
+        int at[4] = {min(mine, rows - 1), min(mine + 8, rows - 1), min(from, rows - 1), min(from + 63, rows - 1)};
+        XtSeen<int> document = {work.low, work.high};
+        row[0] = edges.within(document, at[0]), row[1] = edges.within(document, at[1]);
+        first = edges.within(document, at[2]), last = edges.within(document, at[3]);
+        if (work.one) return;
+        row[0] = edges.within(hopper_document(call, work.batch, at[0]), at[0]);
+        row[1] = edges.within(hopper_document(call, work.batch, at[1]), at[1]);
+        first = edges.within(hopper_document(call, work.batch, at[2]), at[2]);
+        last = edges.within(hopper_document(call, work.batch, at[3]), at[3]);
+    }
+    /* Those of the rows through shared memory, where registers are few: 8 bytes a row, which a warp writes for itself. */
+    __device__ void put_rows(uint32_t to) const {
+        if (threadIdx.x % 4 == 0)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                xt_put_shared(to + 64 * half, row[half].begin);
+                xt_put_shared(to + 64 * half + 4, row[half].end);
+            }
+        __syncwarp();
+    }
+    __device__ void get_rows(uint32_t from) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 words = xt_read_shared(from + 64 * half);
+            row[half] = {__float_as_int(words.x), __float_as_int(words.y)};
+        }
     }
     /* The warpgroup's tiles within those of the block. */
     template <int TILE> __device__ XtSeen<int> tiles(const XtSeen<int> &block) const {
@@ -161,8 +207,11 @@ typedef struct HopperSpans {
         int begin = max(block.begin, min(block.end, mine.begin));
         return {begin, max(begin, min(block.end, mine.end))};
     }
-    /* Calls f(x) for the elements of a thread's part of a tile that lie outside; `from` is the tile's first column. Few tiles cross
-     * both ends. */
+    /* Whether something of the tile from column `from` on lies outside: of few tiles. One branch around both masks. */
+    template <int TILE> __device__ bool crosses(int from) const {
+        return __builtin_expect(from < last.begin || from + TILE > first.end, 0);
+    }
+    /* Calls f(x) for the elements of a thread's part of such a tile that lie outside. Few tiles cross both ends. */
     template <int TILE, typename F> __device__ void each_outside(int from, F f) const {
         int column = from + threadIdx.x % 4 * 2;
         if (from < last.begin) {

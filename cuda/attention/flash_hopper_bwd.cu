@@ -29,19 +29,20 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
     auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
     auto first_of = [&](const HopperWork &work) { return (call.order.blocks - 1 - work.block) * ROWS; };
-    auto tiles_of = [&](const HopperWork &work, int first) {
-        if (SPANS) return hopper_tiles_seen<TILE>(call, work, first, min(first + ROWS, sq) - 1);
-        return XtSeen<int>{0, count_of(first)};
-    };
+    auto tiles_of = [&](const HopperWork &work, int first) { return SPANS ? work.tiles : XtSeen<int>{0, count_of(first)}; };
+    HopperEdges edges = SPANS ? hopper_edges_seen(call) : HopperEdges{};
 
     if (threadIdx.x < 128) { // copies
-        xt_registers_less<P::COPY_REGISTERS>();
+        xt_registers_less<hopper_copy_registers(P::CONSUMERS, SPANS)>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
                 HopperWork work = hopper_work(call.order, hopper_claim(turn), call.heads);
-                if (SPANS && work.block >= 0)
-                    hopper_find_documents(work, call, first_of(work), min(first_of(work) + ROWS, sq) - 1, skv);
+                if (SPANS && work.block >= 0) {
+                    int first = first_of(work), last = min(first + ROWS, sq) - 1;
+                    hopper_find_documents(work, call, first, last, skv);
+                    work.tiles = hopper_tiles_seen<TILE>(call, work, first, last);
+                }
                 xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
                 hopper_put_work<SPANS>(at.claim(turn), work);
                 if (work.block < 0) {
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             hopper_leave();
         }
     } else { // computes
-        xt_registers_more<P::REGISTERS>();
+        xt_registers_more<hopper_registers(P::CONSUMERS, SPANS)>();
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
         HopperRing<STAGES> ring;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             XtSeen<int> tiles = tiles_of(work, first), mine = tiles;
             HopperSpans spans;
             if (SPANS) {
-                spans.read(first + 64 * me, row, sq, [&](int i) { return hopper_seen(call, work, i); });
+                spans.read(call, work, edges, first + 64 * me, row, sq);
                 mine = spans.tiles<TILE>(tiles);
             }
             int begin = mine.begin, last = mine.end - 1;
@@ -107,8 +108,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_wgmma_wait<1>(s); // and the dQ before
                 if (P::FLIGHT && j < last) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
                 if (CAPPED) hopper_bend(s, call.bend.inner);
-                if (SPANS) spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
-                else if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
+                if (SPANS) {
+                    if (spans.crosses<TILE>(j * TILE)) spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
+                } else if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
                     int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
 #pragma unroll
                     for (int i = 0; i < TILE / 2; i++)
@@ -165,18 +167,21 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     int end = (sq + TILE - 1) / TILE;
     auto tiles_of = [&](const HopperWork &work) {
         int first = work.block * ROWS;
-        if (SPANS) return hopper_tiles_by<TILE>(call, work, first, min(first + ROWS, skv) - 1);
-        return XtSeen<int>{max(0, first - ahead) / TILE, end};
+        return SPANS ? work.tiles : XtSeen<int>{max(0, first - ahead) / TILE, end};
     };
+    HopperEdges edges = SPANS ? hopper_edges_by(call) : HopperEdges{};
 
     if (threadIdx.x < 128) { // copies
-        xt_registers_less<P::COPY_REGISTERS>();
+        xt_registers_less<hopper_copy_registers(P::CONSUMERS, SPANS)>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
                 HopperWork work = hopper_work(call.order, hopper_claim(turn), call.kv_heads);
-                if (SPANS && work.block >= 0)
-                    hopper_find_documents(work, call, work.block * ROWS, min(work.block * ROWS + ROWS, skv) - 1, sq);
+                if (SPANS && work.block >= 0) {
+                    int first = work.block * ROWS, last = min(first + ROWS, skv) - 1;
+                    hopper_find_documents(work, call, first, last, sq);
+                    work.tiles = hopper_tiles_by<TILE>(call, work, first, last);
+                }
                 xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
                 hopper_put_work<SPANS>(at.claim(turn), work);
                 if (work.block < 0) {
@@ -197,7 +202,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             hopper_leave();
         }
     } else { // computes
-        xt_registers_more<P::REGISTERS>();
+        xt_registers_more<hopper_registers(P::CONSUMERS, SPANS)>();
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int my_part = P::SPLIT ? me : 0, my_block = P::SPLIT ? 0 : 64 * me; // columns of results, rows
         int my_row = my_block + thread / 32 * 16 + thread % 32 / 4;         // of the tile
@@ -215,7 +220,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE), my_end = end, last = end;
             HopperSpans spans;
             if (SPANS) {
-                spans.read(my_first, first + my_row, skv, [&](int j) { return hopper_seen_by(call, work, j); });
+                spans.read(call, work, edges, my_first, first + my_row, skv);
                 XtSeen<int> tiles = tiles_of(work), mine = spans.tiles<TILE>(tiles);
                 top = tiles.begin, last = tiles.end, my_top = mine.begin, my_end = mine.end;
             }
@@ -238,8 +243,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     if (P::FLIGHT && i > my_top) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
                     if (CAPPED) hopper_bend(s, call.bend.inner);
                     else hopper_probabilities<TILE>(s, stats, call.bend.factor);
-                    if (SPANS) spans.each_outside<TILE>(i * TILE, [&](int x) { s[x] = CAPPED ? -INFINITY : 0; });
-                    else if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
+                    if (SPANS) {
+                        if (spans.crosses<TILE>(i * TILE))
+                            spans.each_outside<TILE>(i * TILE, [&](int x) { s[x] = CAPPED ? -INFINITY : 0; });
+                    } else if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                         int left = first + my_row - ahead - i * TILE - my_col;
 #pragma unroll
                         for (int x = 0; x < TILE / 2; x++)
@@ -348,10 +355,11 @@ template <typename T, int D> static void run_delta(const XtAttentionBwd *p, floa
               turns);
 }
 
-/* Seven products. `cache`: of the sections of dQ. SpansDq: dQ of documents and windows. */
-template <typename T, typename Dq, typename Dkv, typename SpansDq = Dq>
+/* Seven products. `cache`: of the sections of dQ. SpansDq, SpansDkv: of documents and windows. */
+template <typename T, typename Dq, typename Dkv, typename SpansDq = Dq, typename SpansDkv = Dkv>
 static XtStatus run_seven(const XtAttentionBwd *p, int64_t cache = HOPPER_CACHE) {
-    int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, Dkv::TILE) * Dkv::TILE;
+    int64_t heads = p->batch * p->heads, tile = hopper_spans(p) ? SpansDkv::TILE : Dkv::TILE;
+    int64_t padded = xt_divide_up(p->sq, tile) * tile;
     XtScratch stats;
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
     if (status != XT_OK) return status;
@@ -359,7 +367,8 @@ static XtStatus run_seven(const XtAttentionBwd *p, int64_t cache = HOPPER_CACHE)
     auto both = [&](auto spans, auto capped) {
         constexpr bool SPANS = decltype(spans)::value, CAPPED = decltype(capped)::value;
         status = run_dq<T, std::conditional_t<SPANS, SpansDq, Dq>, SPANS, CAPPED>(p, (const float *)stats.data, padded, cache);
-        if (status == XT_OK) status = run_dkv<T, Dkv, SPANS, CAPPED>(p, (const float *)stats.data, padded);
+        if (status == XT_OK)
+            status = run_dkv<T, std::conditional_t<SPANS, SpansDkv, Dkv>, SPANS, CAPPED>(p, (const float *)stats.data, padded);
     };
     if (p->softcap > 0) both(std::true_type(), std::true_type());
     else if (hopper_spans(p)) both(std::true_type(), std::false_type());
@@ -436,7 +445,9 @@ static HopperPlan hopper_plan(int64_t dim, int64_t heads, int64_t sq, int64_t sk
 template <typename T> static XtStatus run(const XtAttentionBwd *p) {
     switch (hopper_plan(p->dim, p->heads, p->sq, p->skv, hopper_spans(p))) {
     case HOPPER_64_SHORT: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 3, 64, 4, false>>(p);
-    case HOPPER_64: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 2, 96, 3, true>>(p);
+    case HOPPER_64: // with spans, dK and dV in tiles of 64 queries: they cross fewer documents
+        return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 2, 96, 3, true>,
+                         HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 3, 64, 4, false>>(p);
     case HOPPER_96: return run_seven<T, HopperBackward<96, 2, 64, 4, true>, HopperBackward<96, 2, 64, 2, false>>(p);
     case HOPPER_128_FIVE: return run_five_in_turns<T>(p);
     case HOPPER_192: return run_seven<T, HopperBackward<192, 2, 64, 2, false>, HopperBackward<192, 2, 64, 2, false, true>>(p);

@@ -12,7 +12,6 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_, bool SPL
     static constexpr bool FLIGHT = FLIGHT_, SPLIT = SPLIT_;
     static constexpr int ROWS = SPLIT ? 64 : 64 * CONSUMERS, WIDTH = SPLIT ? 256 : D, PART = SPLIT ? 128 : D;
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
-    static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
     /* Shared memory: OWNS times two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse
      * and delta [TILE] (dK and dV); barriers. OWNS is 2 where it fits: the next operands come while these are in use. */
     static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(WIDTH), TILE_BYTES = TILE * hopper_row_bytes(WIDTH),

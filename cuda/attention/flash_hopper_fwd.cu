@@ -20,11 +20,13 @@
 template <int D_, int CONSUMERS_, int TILE_, int STAGES_> struct HopperForward {
     static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_;
     static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
-    static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
+    /* With spans and few registers: the rows' spans lie in shared memory, and both maxima are taken before the exponentials. */
+    static constexpr bool NARROW = CONSUMERS == 3;
     /* Shared memory: Q [2][ROWS, D] and out [ROWS, D] where there is room, else Q once, which becomes out; K [STAGES][TILE, D], V the
-     * same, barriers. */
+     * same, barriers, spans of the rows. */
     static constexpr int Q_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D),
-                         REST = STAGES * 2 * TILE_BYTES + 8 * (4 + 4 * STAGES) + 2 * HOPPER_WORK_BYTES + 1024; // and room to align
+                         REST = STAGES * 2 * TILE_BYTES + 8 * (4 + 4 * STAGES) + 2 * HOPPER_WORK_BYTES + (NARROW ? 8 * ROWS : 0) +
+                                1024; // and room to align
     static constexpr bool IN_Q = 3 * Q_BYTES + REST > HOPPER_SHARED;
     static constexpr int Q_STAGES = IN_Q ? 1 : 2;
     static constexpr int OUT_AT = IN_Q ? 0 : 2 * Q_BYTES, K_AT = OUT_AT + Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
@@ -51,6 +53,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_forward_kernel(const __grid_constant__ HopperForwardMaps maps, const __grid_constant__ HopperForwardCall call) {
 #ifdef XT_SM90A
     constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS, CONSUMERS = P::CONSUMERS;
+    constexpr bool NARROW = SPANS && P::NARROW;
     extern __shared__ char room[];
     uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, k_tiles = base + P::K_AT, v_tiles = base + P::V_AT;
     uint32_t q_full = base + P::BARRIERS_AT, q_empty = q_full + 16, k_full = q_empty + 16, k_empty = k_full + 8 * STAGES,
@@ -77,28 +80,30 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
     auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
     auto first_of = [&](const HopperWork &work) { return (call.order.blocks - 1 - work.block) * ROWS; };
-    auto tiles_of = [&](const HopperWork &work, int first) { // with SPANS
-        return hopper_tiles_seen<TILE>(call, work, first, min(first + ROWS, sq) - 1);
-    };
+    HopperEdges edges = SPANS ? hopper_edges_seen(call) : HopperEdges{};
 
     if (threadIdx.x < 128) { // copies
-        xt_registers_less<P::COPY_REGISTERS>();
+        xt_registers_less<hopper_copy_registers(CONSUMERS, SPANS)>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
             HopperRing<P::Q_STAGES> q_ring;
-            auto take = [&](int turn) {
-                HopperWork work = hopper_work(call.order, hopper_claim(turn), call.heads);
-                if (SPANS && work.block >= 0)
-                    hopper_find_documents(work, call, first_of(work), min(first_of(work) + ROWS, sq) - 1, skv);
+            auto find = [&](int tile) {
+                HopperWork work = hopper_work(call.order, tile, call.heads);
+                if (SPANS && work.block >= 0) {
+                    int first = first_of(work), last = min(first + ROWS, sq) - 1;
+                    hopper_find_documents(work, call, first, last, skv);
+                    work.tiles = hopper_tiles_seen<TILE>(call, work, first, last);
+                }
                 return work;
             };
-            HopperWork work = take(0);
+            int claimed = 0;
+            HopperWork work = find(hopper_claim(0));
             for (;; q_ring.n++) {
                 xt_barrier_wait(q_empty + 8 * q_ring.stage(), q_ring.parity() ^ 1);
                 hopper_put_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage(), work);
                 if (work.block < 0) break;
                 int b = work.batch, h = work.head, g = h / group, first = first_of(work);
-                int begin = SPANS ? tiles_of(work, first).begin : 0, end = SPANS ? tiles_of(work, first).end : count_of(first);
+                int begin = SPANS ? work.tiles.begin : 0, end = SPANS ? work.tiles.end : count_of(first);
                 HopperWork next = work;
                 uint32_t q_here = q_full + 8 * q_ring.stage();
                 xt_barrier_expect(q_here, P::Q_BYTES);
@@ -108,22 +113,24 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     xt_barrier_wait(k_empty + 8 * ring.stage(), ring.parity() ^ 1);
                     xt_barrier_expect(full, P::TILE_BYTES);
                     hopper_load<D, TILE>(k_tiles + ring.stage() * P::TILE_BYTES, &maps.k, j * TILE, g, b, full);
-                    if (SPANS && j == begin) next = take(q_ring.n + 1); // it reads memory, while the last V has time
+                    /* Both wait for memory: the claim a step earlier, what it says of documents while the last V has time. */
+                    if (SPANS && j == min(begin + 1, end - 1)) claimed = hopper_claim(q_ring.n + 1);
+                    if (SPANS && j == begin) next = find(claimed);
                     full = v_full + 8 * ring.stage();
                     xt_barrier_wait(v_empty + 8 * ring.stage(), ring.parity() ^ 1);
                     xt_barrier_expect(full, P::TILE_BYTES);
                     hopper_load<D, TILE>(v_tiles + ring.stage() * P::TILE_BYTES, &maps.v, j * TILE, g, b, full);
                 }
-                work = SPANS && begin < end ? next : take(q_ring.n + 1);
+                work = SPANS && begin < end ? next : find(hopper_claim(q_ring.n + 1));
             }
             xt_barrier_arrive(q_full + 8 * q_ring.stage()); // there is no more
             hopper_leave();
         }
     } else { // computes
-        xt_registers_more<P::REGISTERS>();
+        xt_registers_more<hopper_registers(CONSUMERS, SPANS)>();
         int me = hopper_warpgroup() - 1, next = me + 1 < CONSUMERS ? me + 1 : 0, thread = threadIdx.x % 128;
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4, my_col = thread % 4 * 2; // of the tile
-        uint32_t my_out = base + P::OUT_AT + 64 * me * 128;
+        uint32_t my_out = base + P::OUT_AT + 64 * me * 128, my_spans = claim + 2 * HOPPER_WORK_BYTES + 8 * my_row;
         HopperRing<STAGES> ring;
         HopperRing<P::Q_STAGES> q_ring;
         constexpr int MY_OUT = 1, MY_TURN = 1 + CONSUMERS;      // named barriers
@@ -133,8 +140,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             xt_barrier_wait(q_full + 8 * q_ring.stage(), q_ring.parity());
             HopperWork work = hopper_get_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage());
             if (work.block < 0) break;
-            int first = first_of(work), row = first + my_row, begin = SPANS ? tiles_of(work, first).begin : 0;
-            int count = SPANS ? tiles_of(work, first).end - begin : count_of(first);
+            int first = first_of(work), row = first + my_row, begin = SPANS ? work.tiles.begin : 0;
+            int count = SPANS ? work.tiles.end - begin : count_of(first);
             HopperSpans spans;
             float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
             float o[D / 2];
@@ -144,21 +151,30 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 float s[TILE / 2];
                 uint32_t p[TILE / 16][4];
                 auto hide = [&](int j) { // a warpgroup's first row sees the fewest keys
-                    if (SPANS) return spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
+                    if (SPANS) {
+                        if (!spans.crosses<TILE>(j * TILE)) return;
+                        if (NARROW) spans.get_rows(my_spans);
+                        return spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
+                    }
                     if (j * TILE + TILE <= min(skv, first + 64 * me + past)) return;
                     int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
 #pragma unroll
                     for (int i = 0; i < TILE / 2; i++)
                         if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) s[i] = -INFINITY;
                 };
+                auto most_of = [&](int half) {
+                    float most = max[half];
+#pragma unroll
+                    for (int n = 0; n < TILE / 8; n++) // ignores NaN: its p is NaN, and so is the sum
+                        most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+                    return hopper_quad_max(most);
+                };
                 auto soften = [&]() { // s becomes p
+                    float both[2];
+                    if (NARROW) both[0] = most_of(0), both[1] = most_of(1);
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        float most = max[half], part = 0;
-#pragma unroll
-                        for (int n = 0; n < TILE / 8; n++) // ignores NaN: its p is NaN, and so is the sum
-                            most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-                        most = hopper_quad_max(most);
+                        float most = NARROW ? both[half] : most_of(half), part = 0;
                         float shift = most == -INFINITY ? 0 : most * call.bend.factor; // no score yet: zeros, not NaN
                         fade[half] = xt_exp2_approx(fmaf(max[half], call.bend.factor, -shift));
                         max[half] = most;
@@ -176,7 +192,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_fence();
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
-                if (SPANS) spans.read(first + 64 * me, row, sq, [&](int i) { return hopper_seen(call, work, i); });
+                if (SPANS) spans.read(call, work, edges, first + 64 * me, row, sq);
+                if (NARROW) spans.put_rows(my_spans);
                 xt_wgmma_wait<0>(s);
                 hopper_release(k_empty + 8 * ring.stage());
                 ring.n++;
@@ -284,9 +301,10 @@ const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p,
 
 /* What won on an H200: docs/worklog/attention-hopper.md. */
 template <typename T, bool SPANS, bool CAPPED> static XtStatus by_dim(const XtAttentionFwd *p) {
-    /* Tiles of 192 rows lose where documents are short, and have no registers for a softcap. */
-    if (p->dim == 64 && (SPANS || p->skv < 2048)) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS, CAPPED>(p);
-    if constexpr (!SPANS)
+    /* Tiles of 192 rows lose where sequences are short, and have no registers for a softcap. How long documents are is not known here. */
+    if constexpr (!SPANS || CAPPED)
+        if (p->dim == 64 && (CAPPED || p->skv < 2048)) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS, CAPPED>(p);
+    if constexpr (!CAPPED)
         if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>, SPANS, CAPPED>(p);
     if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>, SPANS, CAPPED>(p);
     if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>, SPANS, CAPPED>(p);
