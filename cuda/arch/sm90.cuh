@@ -206,6 +206,12 @@ __device__ inline void xt_put_matrices(uint32_t row, const uint32_t (&m)[4]) {
                  "r"(m[3])
                  : "memory");
 }
+/* A word of global memory, read in the branch where it stands: the compiler does not make it a predicated load elsewhere. */
+__device__ inline int xt_read_here(const int32_t *from) {
+    int word;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(word) : "l"(from));
+    return word;
+}
 /* Two floats of shared memory. */
 __device__ inline float2 xt_read_shared(uint32_t from) {
     float2 pair;

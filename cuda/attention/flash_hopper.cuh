@@ -145,12 +145,10 @@ template <typename Call> __device__ inline HopperEdges hopper_edges_by(const Cal
     int past = call.skv - call.sq;
     return {call.causal ? -past : -HOPPER_FAR, call.window > 0 ? call.window - past : HOPPER_FAR};
 }
-/* xt_document by volatile loads, which the compiler leaves in their branch: it put plain ones, predicated, between products. */
+/* xt_document, read where it stands: the compiler put plain loads, predicated, between products. */
 template <typename Call> __device__ inline XtSeen<int> hopper_document(const Call &call, int batch, int i) {
     const int32_t *begin = call.documents + 2 * (int64_t)batch * call.sq + i;
-    int first, last;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(first) : "l"(begin));
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(last) : "l"(begin + call.sq));
+    int first = xt_read_here(begin), last = xt_read_here(begin + call.sq);
     return {max(0, min(first, i)), min(call.sq, max(last, i + 1))};
 }
 /* The tiles of what the first row sees to what the last one does. */
