@@ -194,3 +194,10 @@ def test_a_token_file_names_no_other_files(tmp_path) -> None:
     (tmp_path / "x.tokens").write_bytes(HEADER.pack(*fields[:-1], len(text)) + content[HEADER.size : fields[-2]] + text)
     found = open_token_file(tmp_path / "x.tokens").tokenizer
     assert set(found.files()) == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+
+
+@pytest.mark.parametrize("settings", [b"[]", b'"x"', b"{", b"[" * 100_000, b'{"chat_template": 1}'])
+def test_settings_that_are_none_hold_no_template(settings: bytes) -> None:
+    """A tokenizer is taken as it comes: what cannot be read is no template."""
+    assert not has_template({"tokenizer_config.json": settings})
+    assert has_template({"tokenizer_config.json": settings, "chat_template.jinja": b"x"})

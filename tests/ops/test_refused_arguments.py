@@ -50,6 +50,7 @@ REFUSED: list[tuple[Callable, type[Exception], str]] = [
     (lambda: ONE.topk(2), ValueError, "topk: k must be 1 where input has no dims, got 2"),
     (lambda: ONE.topk(1, -2), IndexError, "topk: dim must be in [-1, 0], got -2"),
     (lambda: ONE.sort(1), IndexError, "sort: dim must be in [-1, 0], got 1"),
+    (lambda: ONE.argsort(3), IndexError, "argsort: dim must be in [-1, 0], got 3"),
     (lambda: X.argsort(None), TypeError, "argsort: dim must be an int, got NoneType"),
     (lambda: xt.ones(2, 3) @ xt.ones(2), ValueError, "matmul: the last dim of input must equal the only dim of other, got shapes (2, 3) and (2,)"),
     (

@@ -11,6 +11,7 @@ import pytest
 from xtrain.errors import CheckpointError
 from xtrain.saving import DirectoryReader
 from xtrain.saving.directory import DirectoryWriter
+from xtrain.saving.reader import is_count
 from xtrain.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.on_cpu
@@ -152,3 +153,9 @@ def test_names_that_are_no_plain_names(tmp_path, name: str) -> None:
     with pytest.raises(CheckpointError, match="must list plain file names, got") as caught:
         DirectoryReader(tmp_path)
     assert str(caught.value).isprintable()
+
+
+def test_what_is_a_number_of_bytes() -> None:
+    """Whole, and no more than a file can have."""
+    assert [is_count(value) for value in (0, 2**63 - 1)] == [True, True]
+    assert not any(is_count(value) for value in (-1, 2**63, True, 1.0, "1", None))
