@@ -89,16 +89,15 @@ static void forget(XtGraph *graph) {
 
 #define SMALL_REGION ((size_t)16 << 20)
 
-/* The memory that the eager step has left unused goes first: the region takes its place. Beside a small region it stays while there is
- * room: to give it back waits for the stream, and what comes next maps it again, some 1 ms of a call of `generate`. */
+/* The memory that the eager step has left unused goes first: the region takes its place. Beside a small region it stays: to give it back
+ * waits for the stream, and what comes next maps it again, some 1 ms of a call of `generate`. */
 static XtStatus reserve(int index, size_t nbytes, XtGraph *graph) {
-    XtStatus status = nbytes <= SMALL_REGION ? xt_memory_reserve(index, nbytes, &graph->region) : XT_OUT_OF_MEMORY;
-    if (status == XT_OUT_OF_MEMORY) {
+    if (nbytes > SMALL_REGION) {
         xt_memory_empty_lists(index);
         XT_CHECK(xt_drain(index));
         XT_CHECK(xt_cuda_error("cuda.graph", xt_memory_trim(index)));
-        status = xt_memory_reserve(index, nbytes, &graph->region);
     }
+    XtStatus status = xt_memory_reserve(index, nbytes, &graph->region);
     if (status != XT_OUT_OF_MEMORY) return status;
     return xt_error(status, "out of memory on cuda:%d: %.2f MiB asked for the memory of a captured step", index,
                     (double)nbytes / 1048576);

@@ -394,6 +394,8 @@ def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime
         "capture: 4, out of memory on cuda:0: 20.00 MiB asked for the memory of a captured step",
         "capture: 0",
         "0 capturing, 0 graphs, 0 executables, 0 blocks of the driver",
+        "capture: 0",
+        "beside a small region: 2 blocks of the driver",
     ]
 
 

@@ -165,5 +165,11 @@ int main(void) {
     tell("capture", device->capture(0, nbytes, &graph));
     device->drop(graph); /* while it is under way */
     printf("%d capturing, %d graphs, %d executables, %d blocks of the driver\n", capturing, graphs, executables, live);
+
+    small = block(3000);
+    table->release(0, small, 3000); /* unused, and kept */
+    tell("capture", device->capture(0, 1 << 20, &graph));
+    printf("beside a small region: %d blocks of the driver\n", live);
+    device->drop(graph);
     return 0;
 }
