@@ -204,7 +204,7 @@ def test_build_requirements_are_pinned_by_hash():
 
 # Modules whose tests `make test` may skip: a GPU's, one that is compiled for minutes, and the linter's.
 UNLISTED = {"cupy", "llama_cpp", "basedpyright"}
-PACKAGES = {"myst_parser": "myst-parser"}
+PACKAGES = {"myst_parser": "myst-parser", "xdist": "pytest-xdist"}
 
 
 def test_no_test_is_skipped_for_a_package_that_is_not_installed():
