@@ -392,6 +392,9 @@ def test_places_in_a_token_file(tmp_path, monkeypatch) -> None:
             patch.setattr(token_files, name, limit - 1)
             with pytest.raises(DataError, match=f"is damaged: {words}"):
                 open_token_file(path)
+    path.write_bytes(good[:at] + good[at:].replace(b'"tokenizer/tokenizer.json"', b'"tokenizer/tokenizer.jso_"'))
+    with pytest.raises(DataError, match="is damaged: it has no tokenizer.json$"):
+        open_token_file(path, with_tokenizer=False)
 
 
 def test_damaged_masks_and_documents(tmp_path, monkeypatch) -> None:

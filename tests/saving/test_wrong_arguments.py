@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 import xtrain as xt
@@ -57,3 +59,4 @@ def test_paths_of_bytes(tmp_path, monkeypatch) -> None:
     assert xt.load(b"\xff.safetensors")["x"].tolist() == [1, 1]
     model().save_pretrained(b"m\xff")
     assert isinstance(models.load(b"m\xff"), nn.Module)
+    assert sorted(os.listdir(b".")) == [b"m\xff", b"\xff.safetensors"]
