@@ -42,6 +42,7 @@ def pytest_make_collect_report(collector: pytest.Collector):
     return report
 
 
+@pytest.hookimpl(tryfirst=True)  # before plugins that draw an order
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All processes must have one order. What takes long comes first, or one would end with it while the others wait."""
     if process_number(config) is not None:

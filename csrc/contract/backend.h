@@ -49,7 +49,7 @@ typedef struct XtAccelerator {
     XtStatus (*plan)(int index);                    /* from now on, follows what is allocated, and starts over if it did */
     XtStatus (*planned)(int index, size_t *nbytes); /* ends that: the region that the same allocations in the same order need */
     XtStatus (*capture)(int index, size_t nbytes,
-                        XtGraph **out); /* waits, and gives unused memory back before it takes the region */
+                        XtGraph **out); /* where the region is large, waits and gives unused memory back before */
     XtStatus (*end_capture)(XtGraph *graph, bool keep,
                             int64_t *calls);              /* without keep: for a failed capture, never an error itself */
     XtStatus (*replay)(XtGraph *graph);                   /* queued like a kernel */

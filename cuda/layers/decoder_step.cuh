@@ -73,7 +73,8 @@ template <typename T, int D> struct StepShared {
     float rstd[ROWS];
     int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
-    /* The block waits for others: no copy is begun, behind which their messages would wait. Volatile accesses are relaxed ones of PTX's
+    /* No copy may begin, behind which messages of others would wait: from where the last slots of a product are freed to the end of the
+     * meeting, but for blocks that have no chunk of attention. Volatile accesses are relaxed ones of PTX's
      * memory model, and no race; racecheck takes them for plain ones and reports them. */
     volatile int meets;
 };

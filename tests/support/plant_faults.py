@@ -13,8 +13,7 @@ each job plants its faults in a copy of that copy: one C file is compiled again 
 fault the sources, objects and extension are put back. What is needed: a C compiler, what the build needs, NumPy and pytest.
 
 A fault is caught when a test fails or the process crashes. Tests that take longer than LIMIT are HUNG, as a busy machine may be the reason:
-when the others are done, such a fault is planted again alone, with the limit ALONE. What hangs again is caught where the fault says
-`hangs=True`, else it stays HUNG. The exit status is 0 when all are caught. After Ctrl-C, SIGTERM or SIGHUP the tests that run are killed,
+when the others are done, such a fault is planted again alone, with the limit ALONE. What hangs again stays HUNG. The exit status is 0 when all are caught. After Ctrl-C, SIGTERM or SIGHUP the tests that run are killed,
 their faults are not recorded, and the copies are removed.
 """
 
@@ -223,15 +222,25 @@ def with_fault(tree: Path, base: Path, fault: Fault) -> Iterator[str]:
         put_back(tree, base)
 
 
+@contextlib.contextmanager
+def killing() -> Iterator[None]:
+    """After an error or a signal the tests that run are killed, or the end of the pool would wait for them."""
+    try:
+        yield
+    except BaseException:
+        end_all()
+        raise
+
+
 def judge(tree: Path, base: Path, fault: Fault, alone: bool = False) -> Verdict:
-    """alone: no other job runs, so that a hang of a fault that says so is a catch."""
+    """alone: no other job runs, and the limit is longer."""
     begun = time.monotonic()
     with with_fault(tree, base, fault) as refused:
         if refused:
             return Verdict(fault, UNBUILT, time.monotonic() - begun, refused)
         status, said = run_tests(tree, fault.tests, ALONE if alone else LIMIT)
     if status is None:
-        return Verdict(fault, CAUGHT if alone and fault.hangs else HUNG, time.monotonic() - begun, said)
+        return Verdict(fault, HUNG, time.monotonic() - begun, said)
     # Status 2, an import that fails and with it the collection, is a catch.
     ran = status not in (3, 4, 5) and (status != 0 or re.search(r"\d+ passed", said))  # not where all are skipped
     outcome = UNRUN if not ran else SURVIVED if status == 0 else CAUGHT
@@ -253,7 +262,7 @@ def plant(
     status, said = build(base)
     if status:
         sys.exit(f"plant_faults: the tree does not build:\n{said}")
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool, killing():
         wrong: dict[str, str] = {}
         if check_first:
             tests = list(dict.fromkeys(fault.tests for fault in faults))
@@ -284,11 +293,7 @@ def plant(
                 show("\n".join(verdict.said.splitlines()[-8:]))
             return verdict
 
-        try:
-            verdicts = list(map(seen, pool.map(one, faults)))
-        except BaseException:
-            end_all()  # or the end of the pool would wait for them
-            raise
+        verdicts = list(map(seen, pool.map(one, faults)))
         return [seen(one(verdict.fault, alone=True)) if verdict.outcome == HUNG else verdict for verdict in verdicts]
 
 

@@ -102,21 +102,28 @@ def test_a_hook_goes_with_its_thread(no_leaks):
 def test_hooks_of_threads_in_a_child_and_at_the_end():
     """A child has not the threads of its parent, whose hooks go, and keeps that of its own. Python ends with hooks that are set."""
     code = """
-import os, threading, warnings
+import os, threading, warnings, weakref
 warnings.simplefilter("ignore")
 import xtrain as xt
 from xtrain import _C
 seen, stop, ready = [], threading.Event(), threading.Event()
 def hook(op, arguments, outputs):
     seen.append(op.__name__)
+class Hook:
+    def __call__(self, op, arguments, outputs): pass
 def work():
-    _C.set_call_hook(hook, thread=True)
+    global of_thread
+    own = Hook()
+    of_thread = weakref.ref(own)
+    _C.set_call_hook(own, thread=True)
+    del own
     ready.set()
     stop.wait()
 _C.set_call_hook(hook, thread=True)
 threading.Thread(target=work, daemon=True).start()
 ready.wait()
 child = os.fork()
+assert (of_thread() is None) == (child == 0)
 x = xt.ones(2)
 assert seen == ["full"], seen
 if child:

@@ -523,6 +523,23 @@ def test_a_writer_that_fails_ends_no_run(given, monkeypatch, capsys) -> None:
     assert len(Path(given["out"], "metrics.csv").read_text().splitlines()) == 5
 
 
+def test_a_writer_that_failed_is_opened_by_the_next_run(given, monkeypatch) -> None:
+    writer, seen = Callback(), []
+
+    def on_step(state, record) -> None:
+        seen.append(record["step"])
+        if len(seen) == 1:
+            raise ValueError("the first")
+
+    writer.on_step = on_step
+    monkeypatch.setitem(WRITERS, "csv", lambda: writer)
+    trainer = Trainer({**given, "writers": "csv"}, quiet=True)
+    assert trainer.run().step == 4 and seen == [1]
+    trainer.callbacks.on_start(trainer)  # as a second run does
+    trainer.callbacks.on_step(trainer, {"step": 5})
+    assert seen == [1, 5]
+
+
 @pytest.mark.parametrize("writer", ["csv", "tensorboard"])
 def test_a_writer_that_fails_closes_its_file(given, writer: str, monkeypatch) -> None:
     """Also where the error is one of its own, such as a record that it cannot write."""

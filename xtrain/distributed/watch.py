@@ -208,7 +208,7 @@ class Watch:
         """
         self._stopping = True
         self._order(lambda: None)
-        if self._thread.ident is None:  # it could not be started, and says nothing to others
+        if self._thread.ident is None:  # there is no thread: what waits for it is said here
             for act in self._orders:
                 act()
         else:

@@ -41,7 +41,8 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     """
     given = {name: KEYS[name].check(value) for name, value in given.items()}
     for name in ("out", "name", "resume", "model.preset"):
-        _check_place(name, given.get(name, ""))
+        if given.get(name):
+            _check_place(name, given[name])
     resume = given.get("resume", "")
     if resume:
         checkpoint, found = _find_resume(resume, given.get("out", ""), given.get("name", ""), warn)

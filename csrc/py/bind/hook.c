@@ -28,8 +28,8 @@ static PyObject *swap_own(PyObject *hook) {
         Py_INCREF(hook);
         xt_py->hooks++;
     }
-    if (own != NULL && PyDict_DelItemString(threads, OWN) < 0) goto fail;
     if (capsule != NULL && PyDict_SetItemString(threads, OWN, capsule) < 0) goto fail;
+    if (capsule == NULL && own != NULL && PyDict_DelItemString(threads, OWN) < 0) goto fail;
     own = capsule;
     Py_XDECREF(capsule);
     return before;

@@ -21,7 +21,7 @@ ROOMS = (
 @dataclass(frozen=True)
 class Fault:
     """`there` is in `file` exactly once, and `instead` takes its place. tests: arguments of pytest, node ids and -k, as few and fast as
-    possible; one failing test is enough. hangs: the fault makes them wait for ever, which no test turns into a failure."""
+    possible; one failing test is enough. Where a fault makes them wait for ever, they need a limit of their own."""
 
     name: str
     file: str
@@ -29,7 +29,6 @@ class Fault:
     instead: str
     promise: str
     tests: str
-    hangs: bool = False
 
     @property
     def gpu(self) -> bool:

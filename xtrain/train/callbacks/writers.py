@@ -79,8 +79,8 @@ class WandbWriter(Callback):
 
 
 class _Isolated(Callback):
-    """A writer whose first error is a warning; after that it is called at the end alone, where it closes what it has
-    opened. A ConfigError, for a missing package, is raised.
+    """A writer whose first error is a warning; after that, until the next run, it is called at the end alone, where it
+    closes what it has opened. A ConfigError, for a missing package, is raised.
     """
 
     def __init__(self, name: str, writer: Callback) -> None:
@@ -96,6 +96,7 @@ class _Isolated(Callback):
             state.failed(f"the writer {self._name}", error)  # which tells the first
 
     def on_start(self, state: State) -> None:
+        self._works = True  # a second run of a Trainer opens it again
         self._call(state, self._writer.on_start)
 
     def on_step(self, state: State, record: Mapping[str, Any]) -> None:
