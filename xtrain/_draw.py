@@ -79,6 +79,10 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
         raise TypeError(f"multinomial: input must have a floating point dtype, got {input.dtype.name}")
     if not is_whole(num_samples) or num_samples < 1:
         raise ValueError(f"multinomial: num_samples must be an integer >= 1, got {num_samples!r}")
+    if not replacement and num_samples > input.shape[-1]:
+        raise ValueError(
+            f"multinomial: num_samples must be at most {input.shape[-1]} without replacement, got {num_samples}"
+        )
     weights = input.detach().reshape(-1, input.shape[-1])
     if weights.dtype != _C.float64:
         weights = weights.to(_C.float32)

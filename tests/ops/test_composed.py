@@ -224,3 +224,12 @@ def test_sorting(kind: str) -> None:
         np.testing.assert_array_equal(down.cpu().numpy(), np.argsort(-plain, dim, kind="stable"))
     low = np.array([np.iinfo(np.int64).min, 3, -1])
     assert xt.tensor(low).sort(0, True).indices.tolist() == [1, 2, 0], "no overflow"
+
+
+def test_repeats_that_no_index_can_hold() -> None:
+    """NumPy adds them up in 64 bits: sums that wrap would be written behind the index."""
+    for counts in ([2**62] * 4, [2**62] * 4 + [1], [2**63 - 1] * 2, [2**40, 0]):
+        with pytest.raises(
+            ValueError, match=rf"^repeat_interleave: repeats must add up to less than 2\^40, got {sum(counts)}$"
+        ):
+            xt.repeat_interleave(xt.ones(len(counts), 2), xt.tensor(counts, dtype=xt.int64), 0)

@@ -196,6 +196,11 @@ def test_multinomial_refuses() -> None:
         (lambda: xt.multinomial(xt.zeros(3), 1), ValueError, "at least one weight above 0"),
         (lambda: xt.multinomial(xt.tensor([1.0, -1.0]), 1), ValueError, "none negative"),
         (lambda: xt.multinomial(xt.tensor([1.0, 0.0, 0.0]), 2), ValueError, "at least 2 weights above 0"),
+        (
+            lambda: xt.multinomial(xt.ones(3), 2**63 - 1),
+            ValueError,
+            "num_samples must be at most 3 without replacement",
+        ),
     ):
         with pytest.raises(error, match=f"multinomial: .*{words}"):
             call()

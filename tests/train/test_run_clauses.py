@@ -488,6 +488,18 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("option", ["out", "name", "resume", "model.preset"])
+def test_a_link_to_itself_and_no_characters_are_one_sentence(option: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / ("runs/loop" if option == "name" else "loop")).symlink_to("loop")
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run")
+    del values["out"]
+    for path, reason in (("loop", "Too many levels of symbolic links"), ("\ud800", "no such characters")):
+        with pytest.raises(ConfigError, match=rf"^{option} must be a path that can be used, got .*: {reason}$"):
+            Trainer({**values, option: path}, quiet=True)
+
+
+@pytest.mark.parametrize("option", ["out", "name", "resume", "model.preset"])
 def test_a_path_that_is_too_long_is_one_sentence(option: str, tmp_path, monkeypatch) -> None:
     """Also one that has no room for the names of a run's files."""
     monkeypatch.chdir(tmp_path)

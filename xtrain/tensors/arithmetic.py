@@ -111,11 +111,14 @@ def repeat(input: _Tensor, *sizes: Any) -> _Tensor:
     return x
 
 
+_MOST = 2**40  # elements of an index, which the host makes
+
+
 def repeat_interleave(input: _Tensor, repeats: _Tensor | int, dim: int | None = None) -> _Tensor:
     """Each element `repeats` times along dim (of the flattened tensor when None), equal ones side by side.
 
     repeats: an int, or int64 or int32 of shape [size of dim], one for each; such a tensor is read by the host.
-    ValueError for negative numbers and for another shape.
+    ValueError for negative numbers, for those that add up to 2^40 or more, and for another shape.
     """
     need_tensors("repeat_interleave", input=input)
     if dim is None:
@@ -130,6 +133,10 @@ def repeat_interleave(input: _Tensor, repeats: _Tensor | int, dim: int | None = 
         counts = repeats.cpu().numpy()
         if counts.size and counts.min() < 0:
             raise ValueError(f"repeat_interleave: repeats must be at least 0, got {counts.min()}")
+        if counts.size and int(counts.max()) * size >= _MOST:  # NumPy adds them up in 64 bits, and believes the sum
+            total = sum(counts.tolist())
+            if total >= _MOST:
+                raise ValueError(f"repeat_interleave: repeats must add up to less than 2^40, got {total}")
         index = _C.from_numpy(np.repeat(np.arange(size), counts)).to(input.device)
         return _C.index(input.transpose(0, dim), [index]).transpose(0, dim)
     repeats = as_int("repeat_interleave", "repeats", repeats)

@@ -76,8 +76,10 @@ def _check_place(name: str, value: str) -> None:
     """ConfigError for a path that the system does not take, alone or before the name of a file; it need not exist."""
     try:
         os.stat(Path(RUNS if name == "name" else "", value, "x" * _NAMES))
+    except UnicodeError:
+        raise ConfigError(f"{name} must be a path that can be used, got {shown(value)}: no such characters") from None
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # which others tell
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # which others tell
             raise ConfigError(f"{name} must be a path that can be used, got {shown(value)}: {reason(error)}") from None
 
 
