@@ -8,8 +8,9 @@
  * they wait for the launch, for their inputs and for their slowest block. Here each multiprocessor has one block for the whole step:
  *
  *   - Warp 8 copies the weights that the block needs, in the order of their use, to a ring of slots in shared memory. They depend on
- *     nothing, so it is most of a layer ahead. It begins no copy from where the last slots of a product are freed until the block has met
- *     the others, unless it has no chunk of attention meanwhile, and has few under way: a meeting takes messages through L2, which wait behind copies.
+ *     nothing, so it is most of a layer ahead. It has few under way, and begins none from where the last slots of a product are freed until
+ *     the block has met the others: a meeting takes messages through L2, which wait behind copies. Blocks that have no chunk of attention
+ *     copy meanwhile.
  *   - Warps 0 to 7 compute. A layer has five parts: q, k and v; attention; its output; gate and up; down. Between two of them all blocks
  *     meet, since a part needs the results of all blocks. Norms are computed again by every block; additions and SwiGLU are done where
  *     a product is stored. The head follows the last layer, with as many copies under way as there are slots.

@@ -425,7 +425,7 @@ class Outcome:
 
 def read_log(text: str, status: int) -> Outcome:
     """What one process says at its end. Racecheck's warnings are no errors to it, and reports to us; what a tool says of
-    cuBLAS alone is none. Initcheck does not see what cuBLAS' copy engine writes for its own sums of parts along K."""
+    cuBLAS alone is none. Initcheck reports cuBLAS' own sums of parts along K."""
     ran = re.search(r"^ran (\d+) cases of (.*)$", text, re.MULTILINE)
     summary = re.search(r"SUMMARY: (\d+) (?:error|hazard)", text)
     pairs = re.findall(r"Race reported between \w+ access at (.*)\n=+ +and \w+ access at (.*)", text)

@@ -117,7 +117,7 @@ def test_races_inside_cublas_are_not_ours() -> None:
 
 
 def test_what_cublas_reads_of_its_own_is_not_ours() -> None:
-    """Initcheck does not follow the copy engine. A read by a kernel of ours counts, and so does what was not printed."""
+    """Seen in its sums of parts along K. A read by a kernel of ours counts, and so does what was not printed."""
     reads = "".join(
         f"========= Uninitialized __global__ memory read of size 4 bytes\n=========     at {name}+0x20\n"
         "=========     by thread (0,3,0) in block (3,0,0)\n"

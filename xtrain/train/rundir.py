@@ -18,7 +18,7 @@ from ..saving.places import CONFIG, LOCK, METRICS
 from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, check_used, flatten, to_toml
 
 RUNS = "runs"
-_NAMES = 150  # bytes that the longest name in a run's directory may have, with what a temporary one adds
+_INSIDE = "x" * 74 + "/" + "x" * 75  # as much room as any file in a run needs, in names that every file system takes
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
 
 
@@ -75,9 +75,11 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
 def _check_place(name: str, value: str) -> None:
     """ConfigError for a path that the system does not take, alone or before the name of a file; it need not exist."""
     try:
-        os.stat(Path(RUNS if name == "name" else "", value, "x" * _NAMES))
+        os.stat(Path(RUNS if name == "name" else "", value, _INSIDE))
     except UnicodeError:
-        raise ConfigError(f"{name} must be a path that can be used, got {shown(value)}: no such characters") from None
+        raise ConfigError(
+            f"{name} must be a path that can be used, got {shown(value)}: it holds characters that no path has"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # which others tell
             raise ConfigError(f"{name} must be a path that can be used, got {shown(value)}: {reason(error)}") from None
