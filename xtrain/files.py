@@ -15,16 +15,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .errors import shown
+
 NAME_MAX = 255 - len("..tmp-abcdefghij")  # what file systems allow, less what write_file adds
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def path_text(what: str, path: object) -> str:
-    """A path as text. TypeError for anything else, which begins with `what`, such as "load: directory"."""
+    """A path as text. TypeError for anything else, ValueError for a text that names no file: with NUL, or with
+    characters that file names cannot spell. Both begin with `what`, such as "load: directory".
+    """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"{what} must be a path, got {type(path).__name__}")
-    return os.fsdecode(path)
+    text = os.fsdecode(path)
+    try:
+        usable = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{what} must be a path that a file can have, got {shown(text)}")
+    return text
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ import pytest
 
 import xtrain as xt
 from xtrain import lora, models, nn
+from xtrain.cli.verify import command as verify
 from xtrain.data import prepare
 from xtrain.errors import CheckpointError, ConfigError
 from xtrain.models import GPT2, GPT2Config
 from xtrain.train import Trainer
+from xtrain.train.rundir import resolve_run_directory
 
 pytestmark = pytest.mark.on_cpu
 TINY = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8}
@@ -46,10 +48,42 @@ def test_what_is_no_path_and_no_model(call, message: str, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_name_with_nul_is_no_directory(tmp_path) -> None:
-    for call in (lambda: models.load("a\0b"), lambda: lora.load(model(), "a\0b")):
-        with pytest.raises(CheckpointError, match=r"^a.?b"):
+@pytest.mark.parametrize("path", ["a\0b", b"a\0b", "a\ud800"])
+def test_a_path_that_no_file_can_have(path, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = repr(os.fsdecode(path)).replace("\\", "\\\\")
+    for what, call in (
+        ("save: path", lambda: xt.save({"x": xt.ones(2)}, path)),
+        ("load: path", lambda: xt.load(path)),
+        ("load: directory", lambda: models.load(path)),
+        ("save: directory", lambda: model().save_pretrained(path)),
+        ("lora.load: directory", lambda: lora.load(model(), path)),
+        ("data: source", lambda: prepare(path, "o")),
+        ("data: out", lambda: prepare(__file__, path)),
+    ):
+        with pytest.raises(ValueError, match=f"^{what} must be a path that a file can have, got {name}$"):
             call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "a/" * 5000], ids=["name", "path"])
+def test_a_path_that_is_too_long(path, tmp_path, monkeypatch) -> None:
+    """One sentence that names it; nothing is left."""
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: xt.load(path),
+        lambda: models.load(path),
+        lambda: model().save_pretrained(path),
+        lambda: lora.load(model(), path),
+        lambda: resolve_run_directory(path),
+        lambda: verify([path]),
+    ):
+        with pytest.raises(CheckpointError, match="a{9}|(a/){9}") as error:
+            call()
+        assert "\n" not in str(error.value)
+    with pytest.raises(OSError, match="too long"):
+        xt.save({"x": xt.ones(2)}, path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_paths_of_bytes(tmp_path, monkeypatch) -> None:

@@ -36,7 +36,7 @@ def command(arguments: list[str]) -> int:
 
 def _directories(path: Path) -> list[Path]:
     """The directories to check: the directory itself, or the checkpoints of a run, newest first."""
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(
             f"{path} must be a run, a checkpoint or a model directory, but there is no such directory"
             + displaced_hint(path)

@@ -204,8 +204,8 @@ def load_model(
     if dtype is not None and not (isinstance(dtype, _C.dtype) and dtype.is_floating_point):
         raise TypeError(f"load: dtype must be a floating point dtype or None, got {shown(dtype)}")
     directory = Path(path_text("load: directory", directory))
-    if not directory.is_dir():
-        found = "it is a file" if directory.exists() else f"there is none{displaced_hint(directory)}"
+    if not os.path.isdir(directory):
+        found = "it is a file" if os.path.exists(directory) else f"there is none{displaced_hint(directory)}"
         raise CheckpointError(f"{directory} must be a model directory, but {found}")
     reader = DirectoryReader(directory)
     if reader.has(ADAPTER) and not reader.has("model.safetensors"):

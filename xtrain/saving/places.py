@@ -77,9 +77,9 @@ def modified(path: Path) -> float:
 
 def displaced_hint(directory: PathLike) -> str:
     """Return "; ..." that names what a killed save left of the missing `directory`, or ""."""
-    if "\0" in os.fspath(directory):  # no path
-        return ""
     final = Path(os.path.realpath(directory))
+    if not os.path.isdir(final.parent):
+        return ""
     pattern = re.compile(re.escape(f".{final.name}.old-") + r"(\d+|[a-z]{10})")
     found = [path for path in final.parent.glob(".*") if pattern.fullmatch(path.name) and path.is_dir()]
     if not found:

@@ -291,7 +291,7 @@ class RunLock:
 def resolve_run_directory(path: str | os.PathLike[str]) -> Path:
     """Return the model directory meant by `path`: itself, or the newest valid checkpoint of a run directory."""
     path = Path(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(
             f"{path} must be a run, a checkpoint or a model directory, but there is no such directory"
             + saving.displaced_hint(path)
