@@ -43,6 +43,7 @@ def test_modules_come_parents_first_each_once() -> None:
     net = small()
     net.add_module("again", net[0])
     assert [name for name, _ in net.named_modules()] == ["", "0", "1", "1.0", "1.1"]
+    assert list(net.modules()) == [module for _, module in net.named_modules()]
     assert [name for name, _ in net.named_children()] == ["0", "1"] and list(net.children()) == [net[0], net[1]]
     assert [name for name, _ in net.named_modules(prefix="model")][:2] == ["model", "model.0"]
 

@@ -141,9 +141,21 @@ class Module:
                 yield from value.named_modules(memo, f"{prefix}.{name}" if prefix else name)
 
     def modules(self) -> Iterator[Module]:
-        """This module and all below it."""
-        for _, module in self.named_modules():
-            yield module
+        """This module and all below it, each once, in the order of named_modules."""
+        found: dict[int, Module] = {}
+        left: list[Module] = [self]
+        while left:
+            module = left.pop()
+            if id(module) in found:
+                continue
+            found[id(module)] = module
+            below: list[Module] = []
+            for value in module.__dict__.values():
+                if isinstance(value, Module):
+                    below.append(value)
+            below.reverse()
+            left += below
+        return iter(found.values())
 
     def _own(self, buffers: bool) -> Iterator[tuple[str, Any]]:
         """(name, tensor) of this module alone."""
@@ -415,8 +427,9 @@ def is_stock(module: Any, kind: type[Module]) -> bool:
 @contextmanager
 def evaluating(module: Module) -> Iterator[None]:
     """Evaluation mode inside the block (no dropout), here and below; then each module has its own mode again."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    modes = [(part, part.training) for part in module.modules()]  # the one walk: `eval` would be another
+    for part, _ in modes:
+        object.__setattr__(part, "training", False)
     try:
         yield
     finally:
