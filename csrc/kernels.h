@@ -62,6 +62,7 @@
     X(mhc_post_fwd, XtMhcPostFwd)              \
     X(mhc_post_bwd, XtMhcPostBwd)              \
     X(sample, XtSample)                        \
+    X(advance, XtAdvance)                      \
     X(attention_sinks_fwd, XtAttentionSinksFwd) \
     X(attention_sinks_bwd, XtAttentionSinksBwd) \
     X(cached_attention, XtCachedAttention)     \
@@ -104,7 +105,7 @@
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
     X(linear_cross_entropy) X(add_rms_norm) X(add_layer_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm) X(sample) X(cached_attention)       \
-    X(bias_gelu) X(dropout) X(swiglu_mlp) X(gelu_mlp) X(decoder_step)                                                          \
+    X(bias_gelu) X(dropout) X(swiglu_mlp) X(gelu_mlp) X(decoder_step) /* advance.c */ X(advance_)                              \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     X(conv1d) /* causal_conv1d.c */ X(causal_conv1d) X(causal_conv1d_step)                                                     \

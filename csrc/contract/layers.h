@@ -290,3 +290,12 @@ typedef struct XtSample {
     int64_t rows, vocab, top_k;
     double temperature, top_p;
 } XtSample;
+
+/* The end of a step of generation, for each row b of `rows`: ids[b] = max(tokens[b], 0), as -1 is no id; made[slot][b] = tokens[b], where
+ * slot is in [0, slots); positions[b] += 1. Then step += 1, and slot becomes the next one: 0 behind the last, and where it was outside.
+ * state [rows + 3] is positions [rows], seed, step, slot: all that a step changes, so that a captured one finds it on the device. */
+typedef struct XtAdvance {
+    int64_t *ids, *state, *made; /* [rows], [rows + 3], [slots, rows] */
+    const int64_t *tokens;       /* [rows] */
+    int64_t rows, slots;
+} XtAdvance;

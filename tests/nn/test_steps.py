@@ -149,6 +149,18 @@ def test_a_step_that_cannot_be_captured() -> None:
             made.run(1)
 
 
+def test_tokens_are_read_in_any_number() -> None:
+    """The ring of tokens comes round between and within two reads."""
+    one, found = model(), []
+    for counts in ([1] * 40, [5, 7, 16, 3, 9]):
+        caches = one.make_caches(3, 50)
+        with xt.no_grad():
+            one(xt.tensor(IDS), None, caches)
+            made = steps.Steps(one, caches, IDS[:, 0], 5, Draws((1.0, None, None), 1, Penalty(1.0, IDS)))
+            found.append(np.concatenate([made.run(count) for count in counts]).tolist())
+    assert found[0] == found[1] and len({tuple(row) for row in found[0]}) > 30
+
+
 def test_attend_stores_behind_the_others_or_at_positions() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (xt.tensor(rng.standard_normal((2, heads, 6, 8))) for heads in (4, 2, 2))

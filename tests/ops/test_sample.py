@@ -1,4 +1,6 @@
-"""Rules of drawing tokens, on logits whose probabilities are known. The op table compares with a whole sort."""
+"""Rules of drawing tokens, on logits whose probabilities are known, and of advance_ behind a draw. The op table compares with a whole
+sort, and has the values of advance_.
+"""
 
 from __future__ import annotations
 
@@ -208,3 +210,50 @@ def test_multinomial_refuses() -> None:
 
 def test_multinomial_of_weights_that_float32_cannot_hold() -> None:
     assert xt.multinomial(xt.tensor([0.0, 1e-300], dtype=xt.float64), 1).tolist() == [1]
+
+
+# ---- the end of a step of generation: advance_
+
+
+def given(rows: int = 2, slots: int = 3) -> list[xt.Tensor]:
+    """ids, state, made and tokens."""
+    shapes = (rows, 1), (rows + 3,), (slots, rows), (rows,)
+    return [xt.tensor(np.full(shape, 7 * (i == 3), np.int64)) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_changes_are_counted(number: int) -> None:
+    """Autograd sees that ids, state and made have changed since they were saved."""
+    arguments = given()
+    table = xt.ones(9, 2).requires_grad_()
+    y = F.embedding(arguments[number], table).sum()
+    with xt.no_grad():
+        _C.advance_(*arguments)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.backward()
+
+
+def test_a_ring_comes_round() -> None:
+    """Each step keeps its tokens in the next row, behind the last one the first."""
+    ids, state, made, _ = given()
+    for step in range(8):
+        _C.advance_(ids, state, made, xt.tensor([step, -1]))
+        assert ids.tolist() == [[step], [0]] and state.tolist() == [step + 1, step + 1, 0, step + 1, (step + 1) % 3]
+        assert made[step % 3].tolist() == [step, -1]
+    assert made.tolist() == [[6, -1], [7, -1], [5, -1]]
+
+
+def test_tokens_of_any_strides() -> None:
+    ids, state, made, _ = given()
+    _C.advance_(ids, state, made, xt.tensor([[1, 2], [3, 4]])[:, 1])
+    assert ids.tolist() == [[2], [4]] and made[0].tolist() == [2, 4]
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("number", range(3))
+def test_one_device(number: int) -> None:
+    arguments = given()
+    arguments[number] = arguments[number].to("meta")
+    name = ("ids", "state", "made")[number]
+    with pytest.raises(ValueError, match=rf"advance_: {name} must be on the device of tokens, cpu, got meta"):
+        _C.advance_(*arguments)

@@ -30,10 +30,11 @@ class KVCache:
             raise ValueError(f"KVCache: positions must fit into {self.length}, got {end}")
         keys = self.key = self._room(key) if self.key is None else self.key
         values = self.value = self._room(value) if self.value is None else self.value
-        _C.slice(keys, 2, start, end).copy_(key)
-        _C.slice(values, 2, start, end).copy_(value)
+        new = _C.slice(keys, 2, start, end), _C.slice(values, 2, start, end)
+        new[0].copy_(key)
+        new[1].copy_(value)
         self.used = end
-        return _C.slice(keys, 2, 0, end), _C.slice(values, 2, 0, end)
+        return new if start == 0 else (_C.slice(keys, 2, 0, end), _C.slice(values, 2, 0, end))
 
     def attend(
         self,

@@ -50,11 +50,15 @@ class Draws:
         """The next random numbers are those of token `step` of the call, from 0."""
         self._random[1] = step
 
-    def random_on(self, device: _C.device) -> Tensor:
+    def take_random(self) -> np.ndarray:
         """Seed and step, int64 [2]; the step goes up by one."""
-        random = _C.tensor(self._random.view(np.int64), device=device)
+        random = self._random.view(np.int64).copy()
         self._random[1] += 1
         return random
+
+    def random_on(self, device: _C.device) -> Tensor:
+        """The same as a tensor."""
+        return _C.tensor(self.take_random(), device=device)
 
     def __call__(self, logits: Tensor, random: Tensor) -> Tensor:
         """One token per row of logits [B, V]: int64 [B]; -1 for logits that are not finite."""

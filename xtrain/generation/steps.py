@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _C
-from .._C import Tensor
 from .._graph import Graph
 from .cache import KVCache
 from .draws import Draws
@@ -29,8 +28,7 @@ def can_capture(model: LanguageModel, caches: Sequence[Any]) -> bool:
     """Whether the steps of a model may run without the host: `can_step`, and no module has hooks, which a replay would
     not call.
     """
-    hooks = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return not hooks and can_step(caches)
+    return can_step(caches) and not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
 
 def can_step(caches: Sequence[Any], held: bool = True) -> bool:
@@ -58,14 +56,14 @@ class Steps:
         device, batch = next(iter(model.parameters())).device, len(tokens)
         self._model, self._caches, self._draw = model, list(caches), draw
         self._ids = _C.tensor(tokens.reshape(batch, 1), device=device)
-        # Positions, seed and step in one tensor, so that one addition changes them.
-        positions = _C.tensor(np.broadcast_to(np.int64(position), (batch,)).copy(), device=device)
-        self._state = _C.cat([positions, draw.random_on(device)], 0)
+        # All that a step changes: positions, seed and step of the draw, and the row of `_made` for the next tokens.
+        state = np.concatenate([np.broadcast_to(np.int64(position), (batch,)), draw.take_random(), [0]])
+        self._state = _C.tensor(state, device=device)
         self._positions, self._random = (_C.slice(self._state, 0, *ends) for ends in ((0, batch), (batch, batch + 2)))
-        self._next = _C.tensor(np.array([1] * batch + [0, 1]), device=device)
         self.at_once = AT_ONCE if ahead else 1
-        self._made = _C.empty((self.at_once, batch), _C.int64, device)
-        self._begun = 0  # steps that are queued and have not been read
+        self._made = _C.empty((self.at_once, batch), _C.int64, device)  # a ring of rows
+        self._read = 0  # steps that the host has read
+        self._begun = 0  # steps that are queued behind those
         for cache in caches:
             cache.positions = self._positions
         # One eager run, as the prompt has been through all that a first run prepares, and no garbage collection: a step
@@ -82,22 +80,20 @@ class Steps:
         The host waits once, at the end. more: the steps of the next call, or 0: a captured graph begins them before the
         host looks at the tokens of this one.
         """
-        if count == 1 and self._graph is None:
-            return self._make().cpu().numpy()[None]
         self._begin(count)
-        made = _C.slice(self._made, 0, 0, count).cpu().numpy()
-        self._begun = 0
+        made = self._made.cpu().numpy()[np.arange(self._read, self._read + count) % self.at_once]
+        self._read, self._begun = self._read + count, 0
         if self.captured:
             self._begin(more)
         return made
 
     def _begin(self, count: int) -> None:
         """Queues what is left of `count` steps."""
-        for step in range(self._begun, count):
-            _C.select(self._made, 0, step).copy_(self._make())
+        for _ in range(self._begun, count):
+            self._make()
         self._begun = count
 
-    def _make(self) -> Tensor:
+    def _make(self) -> None:
         if self._graph is None:
             return self._step()
         captures = self._graph.ready
@@ -110,10 +106,10 @@ class Steps:
             warnings.warn(f"generate: steps run one by one, a step cannot be captured: {error}", stacklevel=5)
             return self._step()
 
-    def _step(self) -> Tensor:
-        """One token a row: [B]. Everything that changes lies on the device and is changed in place."""
+    def _step(self) -> None:
+        """One token a row, into the next row of `_made`. Everything that changes lies on the device and is changed in
+        place.
+        """
         logits = self._model(self._ids, self._positions, self._caches)
         tokens = self._draw(_C.select(logits, 1, 0), self._random)
-        self._ids.copy_(_C.unsqueeze(_C.maximum(tokens, 0), 1))  # -1 is no id
-        self._state.add_(self._next)
-        return tokens
+        _C.advance_(self._ids, self._state, self._made, tokens)

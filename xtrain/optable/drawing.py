@@ -1,4 +1,4 @@
-"""Entries of the op table that draw, and for generation: dropout, sample, attention over a cache."""
+"""Entries of the op table that draw, and for generation: sample, advance_, dropout, attention over a cache."""
 
 from __future__ import annotations
 
@@ -46,6 +46,55 @@ op(
         Error(lambda: _C.sample(f32(2, 3), i64(2), 1.0, None, 1.5), V, r"sample: top_p must be in \(0, 1\], got 1.5"),
     ),
 )  # fmt: skip
+
+
+def _advance(tokens: Any, state: Any, made: Any, slot: int) -> list[Any]:
+    ids, state, made = _C.full((len(tokens), 1), 7, _C.int64, tokens.device), _C.clone(state), _C.clone(made)
+    _C.select(state, 0, len(state) - 1).fill_(slot)
+    _C.advance_(ids, state, made, tokens)
+    return [ids, state, made]
+
+
+def _advance_reference(tokens: np.ndarray, state: np.ndarray, made: np.ndarray, slot: int) -> list[np.ndarray]:
+    state, made, kept = state.copy(), made.copy(), 0 <= slot < len(made)
+    if kept:
+        made[slot] = tokens
+    state[: len(tokens)] += 1
+    state[-2:] = state[-2] + 1, slot + 1 if kept and slot + 1 < len(made) else 0
+    return [np.maximum(tokens, 0)[:, None], state, made]
+
+
+def _advance_bad(**bad: Any) -> Any:
+    good: dict[str, Any] = dict(ids=i64(2, 1), state=i64(5), made=i64(3, 2), tokens=i64(2))
+    return _C.advance_(**(good | bad))
+
+
+op(
+    "advance_",
+    "advance",
+    [
+        case(Ids(-3, 5, rows), Ids(-2, 9, rows + 3), Ids(0, 9, slots, rows), slot=slot)
+        for rows, slots in ((1, 1), (3, 4), (33, 16), (257, 3), (1000, 2), (0, 2), (2, 0))
+        for slot in sorted({-1, 0, 1, slots - 1, slots})
+    ]
+    + [case(Ids(-3, 5, 5000), Ids(-2, 9, 5003), Ids(0, 9, 16, 5000), big=True, slot=7)],
+    _advance,
+    _advance_reference,
+    nondiff=True,
+    strided="no",
+    dtypes=("int64",),
+    accumulations=0,
+    roundings=0,
+    errors=(
+        Error(lambda: _advance_bad(tokens=f32(2)), T, r"advance_: tokens must have dtype int64, got float32"),
+        Error(lambda: _advance_bad(tokens=i64(2, 1)), V, r"advance_: tokens must have 1 dim.*\(2, 1\)"),
+        Error(lambda: _advance_bad(ids=i64(2)), V, r"advance_: ids must have shape \(2, 1\), got \(2,\)"),
+        Error(lambda: _advance_bad(state=i64(4)), V, r"advance_: state must have shape \(5,\), got \(4,\)"),
+        Error(lambda: _advance_bad(state=f32(5)), T, r"advance_: state must have dtype int64, got float32"),
+        Error(lambda: _advance_bad(made=i64(3, 1)), V, r"advance_: made must have shape \(3, 2\), got \(3, 1\)"),
+        Error(lambda: _advance_bad(made=_C.transpose(i64(2, 3), 0, 1)), V, r"advance_: made must be contiguous"),
+    ),
+)
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------

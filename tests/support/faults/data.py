@@ -19,6 +19,7 @@ _STEPS, _KEPT, _CACHED = (
     "csrc/cpu/attention/cached_attention.c",
 )
 _STEP, _STEPPED = "csrc/cpu/layers/decoder_step.c", "tests/ops/test_cached_attention.py::"
+_ADVANCE = "csrc/cpu/layers/advance.c"
 _SAMPLE, _DRAWING = "csrc/cpu/layers/sample.c", "tests/ops/test_sample.py::"
 _MODEL = "tests/nn/test_model.py::"
 
@@ -86,10 +87,10 @@ FAULTS = [
     Fault("generate: it stops with the first", _G + "sampling.py", "self._ends and all(self._finished)", "self._ends and any(self._finished)", "generation stops when all have ended", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
     Fault("generate: the positions of a refill", _G + "sampling.py", "feed, length - 1, caches)", "feed, end - 1, caches)", "the context goes on behind its limit", _MODEL + "test_generation_with_caches_is_generation_without " + _SAMPLING + "test_generation_goes_on_behind_the_limit"),
     Fault("generate: the limit by one", _G + "sampling.py", "if caches is None or length > self._limit:", "if caches is None or length > self._limit + 1:", "never more positions than the model has", _SAMPLING + "test_generation_goes_on_behind_the_limit"),
-    Fault("steps: a position that stands still", _G + "steps.py", "np.array([1] * batch + [0, 1])", "np.array([0] * batch + [0, 1])", "each step has the next position", _STEPS + "test_the_same_tokens_as_step_by_step"),
-    Fault("steps: the seed goes up", _G + "steps.py", "np.array([1] * batch + [0, 1])", "np.array([1] * batch + [1, 1])", "the numbers of steps one by one", _STEPS + "test_the_same_tokens_as_step_by_step"),
-    Fault("steps: -1 is looked up", _G + "steps.py", "_C.maximum(tokens, 0)", "tokens", "logits that are not finite are found late", _STEPS + "test_logits_that_are_not_finite_are_found_late"),
-    Fault("steps: hooks are captured", _G + "steps.py", "return not hooks and", "return", "no module has hooks", _STEPS + "test_what_is_not_captured"),
+    Fault("steps: a position that stands still", _ADVANCE, "(uint64_t)positions[b] + 1", "(uint64_t)positions[b] + (b > 0)", "each step has the next position", _STEPS + "test_the_same_tokens_as_step_by_step"),
+    Fault("steps: the seed goes up", _ADVANCE, "(int64_t)((uint64_t)*step + 1);", "(int64_t)((uint64_t)*step + 1), step[-1]++;", "the numbers of steps one by one", _STEPS + "test_the_same_tokens_as_step_by_step"),
+    Fault("steps: -1 is looked up", _ADVANCE, "p->tokens[b] > 0 ? p->tokens[b] : 0;", "p->tokens[b] > -1 ? p->tokens[b] : -1;", "logits that are not finite are found late", _STEPS + "test_logits_that_are_not_finite_are_found_late"),
+    Fault("steps: hooks are captured", _G + "steps.py", "return can_step(caches) and not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())", "return can_step(caches)", "no module has hooks", _STEPS + "test_what_is_not_captured"),
     Fault("steps: caches of others", _G + "steps.py", "type(cache) is KVCache", "isinstance(cache, KVCache)", "caches of KVCache alone", _STEPS + "test_what_is_not_captured"),
     Fault("steps: beyond the limit", _G + "sampling.py", "(self._out.shape[1] - first <= self._limit).all() and ", "", "no position beyond the model's", _STEPS + "test_behind_the_limit"),
     Fault("steps: captured everywhere", _G + "sampling.py", "(CAPTURES and on_gpu if capture is None else capture)", "(on_gpu or True if capture is None else capture)", "by default as CAPTURES says", _STEPS + "test_the_default_is_a_rule"),
@@ -128,6 +129,15 @@ FAULTS = [
     Fault("decoder_step: one norm for both", _STEP, "NAME(norm_row)(h, x, w->mlp_norm, false, c, (ACC)p->eps);", "NAME(norm_row)(h, x, w->norm, false, c, (ACC)p->eps);", "h = rms_norm(x, mlp_norm)", FORWARD + "decoder_step"),
     Fault("decoder_step: logits without the last norm", _STEP, "NAME(norm_row)(h, x, p->last_norm, false, c, (ACC)p->eps);", "memcpy(h, x, (size_t)c * sizeof(T));", "rms_norm(x, last_norm) W^T", FORWARD + "decoder_step"),
     Fault("decoder_step: a head with a class of its own", "xtrain/models/decoder.py", "if head is not None and (not is_stock(head, nn.Linear) or head.bias is not None):", "if head is not None and head.bias is not None:", "None where the op would not do", "tests/cuda/test_captured_generation.py -k at_once"),
+    Fault("generate: a second launch a step", _G + "steps.py", "            self._make()\n", "            self._make()\n            self._state.add_(0)\n", "a step is one launch", "tests/cuda/test_captured_generation.py -k counts"),
+    Fault("generate: a cache forgets", _G + "cache.py", "return new if start == 0 else", "return new if start >= 0 else", "views of everything stored", _SAMPLING + "test_a_cache_holds_what_it_has_room_for"),
+    Fault("generate: the ring ends", _G + "steps.py", "np.arange(self._read, self._read + count) % self.at_once]", "np.arange(count)]", "the ring of tokens comes round", _STEPS + "test_tokens_are_read_in_any_number"),
+    Fault("advance_: -1 as an id", _ADVANCE, "p->tokens[b] > 0 ? p->tokens[b] : 0;", "p->tokens[b];", "0 for a negative one", FORWARD + "advance_"),
+    Fault("advance_: behind the last slot", _ADVANCE, "kept && *slot + 1 < p->slots ? *slot + 1 : 0", "kept ? *slot + 1 : 0", "from the last slot to 0", _DRAWING + "test_a_ring_comes_round"),
+    Fault("advance_: a slot below 0", _ADVANCE, "kept && *slot + 1 < p->slots ? *slot + 1 : 0", "*slot + 2 < p->slots ? *slot + 1 : 0", "a slot outside goes to 0", FORWARD + "advance_"),
+    Fault("advance_: changes are not counted", "csrc/ops/layers/advance.c", "for (int i = 0; i < 3; i++) XT_TRY(xt_begin", "for (int i = 0; i < 2; i++) XT_TRY(xt_begin", "ids, state and made are changed in place", _DRAWING + "test_changes_are_counted"),
+    Fault("advance_: strides of tokens", "csrc/ops/layers/advance.c", "XT_TRY(xt_dense(c->arg[3].tensor, &tokens));", "XT_TRY(xt_share(c->arg[3].tensor, &tokens));", "tokens of any strides", _DRAWING + "test_tokens_of_any_strides"),
+    Fault("advance_: two devices", "csrc/ops/layers/advance.c", "        XT_CHECK(xt_check_device(c->op, \"tokens\", tokens, NAMES[i], t));\n", "", "one device", _DRAWING + "test_one_device"),
     Fault("generate: steps begin late", "xtrain/generation/steps.py", "            self._begin(more)\n", "            self._begin(0)\n", "a captured graph begins them before the host looks", "tests/cuda/test_captured_generation.py -k begun"),
     Fault("decoder_step: gate and up are exchanged", _STEP, "(1 + EXP(-LOAD(gate[i]))) * LOAD(up[i])", "(1 + EXP(-LOAD(up[i]))) * LOAD(gate[i])", "silu(gate) up", FORWARD + "decoder_step"),
     Fault("decoder_step: the gradient of x is lost", "csrc/ops/layers/decoder_step.c", "    XT_CHECK(check_unrecorded(\"x\", x));\n", "", "no input requires a gradient while recording", _STEPPED + "test_what_is_refused"),
@@ -136,7 +146,7 @@ FAULTS = [
     Fault("decoder_step: members are passed over", "xtrain/models/decoder.py", "    if not (is_stock(attn, Attention) and is_stock(mlp, MLP)) or attn.window is not None:\n", "    if not is_stock(attn, Attention) or attn.window is not None:\n", "None where the op would not do", _STEPPED + "test_members_that_the_op_does_not_replace"),
     Fault("decoder_step: a window is passed over", "xtrain/models/decoder.py", " or attn.window is not None:\n", ":\n", "None where the op would not do", _STEPPED + "test_members_that_the_op_does_not_replace"),
     Fault("cache: room for one less", _G + "cache.py", "        if end > self.length:\n", "        if end >= self.length:\n", "positions that fit are stored", _SAMPLING + "test_a_cache_holds_what_it_has_room_for"),
-    Fault("cache: values of the keys", _G + "cache.py", "_C.slice(values, 2, start, end).copy_(value)", "_C.slice(values, 2, start, end).copy_(key)", "keys and values", _MODEL + "test_generation_with_caches_is_generation_without"),
+    Fault("cache: values of the keys", _G + "cache.py", "new[1].copy_(value)", "new[1].copy_(key)", "keys and values", _MODEL + "test_generation_with_caches_is_generation_without"),
     Fault("text: the end is shown", _G + "text.py", "                        row.done = True\n                    else:\n                        row.ids.append(token)\n", "                        row.done = True\n                    row.ids.append(token)\n", "ends early at the end-of-document token", _SAMPLING + "test_text_ends_before_its_end_token"),
     Fault("text: an end in the prompt", _G + "text.py", "for tokens in self._steps:", "for tokens in () if self._ends & set(self._rows[0].start) else self._steps:", "an end token in the prompt is none", _SAMPLING + "test_text_ends_before_its_end_token"),
     Fault("bytes: invalid text", "xtrain/tokenizers/byte_level.py", 'decode("utf-8", errors="replace")', 'decode("utf-8", errors="ignore")', "bytes that are not UTF-8 become U+FFFD", _CONFIG + "test_byte_tokenizer " + _RULES + "test_bytes_that_are_no_text_are_shown"),
