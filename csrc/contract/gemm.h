@@ -9,7 +9,8 @@
 typedef enum XtGemmEpilogue {
     XT_GEMM_PRODUCT = 0, /* nothing */
     XT_GEMM_SWIGLU,      /* C is gate and up side by side; extra [M, N / 2], dense, gets silu(gate) up */
-    XT_GEMM_SWIGLU_BWD,  /* C [M, 2 N] holds gate and up and gets their gradients, dy being the product, which is not written */
+    XT_GEMM_SWIGLU_BWD,  /* C [M, 2 N] holds gate and up and gets their gradients, dy being the product, which is not written; extra
+                          * [M, N], dense, or NULL, gets silu(gate) up */
     XT_GEMM_GELU,        /* C without the bias; extra [M, N], dense, gets gelu(C + bias), by tanh */
     XT_GEMM_GELU_BWD /* C holds v and gets dy gelu'(v + bias), dy being the product, which is not written; extra, or NULL, gets sums of
                           * its rows, XT_GEMM_SUMS for each XT_GEMM_SUMMED of them, dense, in float32 */

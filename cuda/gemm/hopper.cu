@@ -48,7 +48,7 @@ static cudaError_t map_of(CUtensorMap *map, const XtGemm *p, const void *x, int6
 
 template <HopperKind KIND> static XtStatus run(const XtGemm *p) {
     constexpr bool FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU, HALVES = KIND == HOPPER_SWIGLU,
-                   PAIR = KIND == HOPPER_SWIGLU || KIND == HOPPER_SWIGLU_BWD; // c holds two matrices side by side
+                   PAIR = KIND != HOPPER_GELU && KIND != HOPPER_GELU_BWD; // c holds two matrices side by side
     constexpr int HALF = Tiles::COLUMNS / 2;
     const int64_t n = HALVES ? p->n / 2 : p->n;
     HopperMaps maps;
@@ -71,6 +71,7 @@ template <HopperKind KIND> static XtStatus run(const XtGemm *p) {
                        .columns = (int)n,
                        .c = p->c,
                        .ld = p->ldc,
+                       .out = KIND == HOPPER_SWIGLU_BOTH ? p->extra : NULL,
                        .bias = p->bias,
                        .sums = KIND == HOPPER_GELU_BWD ? (float *)p->extra : NULL};
     XT_CHECK(xt_allow_shared("gemm", gemm_hopper_kernel<XtBf16, KIND>, Tiles::BYTES));
@@ -82,7 +83,7 @@ template <HopperKind KIND> static XtStatus run(const XtGemm *p) {
 XtStatus xt_cuda_gemm_hopper(const XtGemm *p) {
     switch (p->epilogue) {
     case XT_GEMM_SWIGLU: return run<HOPPER_SWIGLU>(p);
-    case XT_GEMM_SWIGLU_BWD: return run<HOPPER_SWIGLU_BWD>(p);
+    case XT_GEMM_SWIGLU_BWD: return p->extra ? run<HOPPER_SWIGLU_BOTH>(p) : run<HOPPER_SWIGLU_BWD>(p);
     case XT_GEMM_GELU: return run<HOPPER_GELU>(p);
     default: return run<HOPPER_GELU_BWD>(p);
     }

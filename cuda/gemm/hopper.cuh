@@ -33,8 +33,9 @@ struct HopperTiles {
 
 typedef enum HopperKind {
     HOPPER_SWIGLU, /* c [rows, 2 columns] = a b^T, b [2 columns, terms], and out [rows, columns] = silu(c's left half) right half */
-    HOPPER_SWIGLU_BWD, /* dy = a b, b [terms, columns]; c, gate and up [rows, 2 columns], becomes their gradients */
-    HOPPER_GELU,       /* c = a b, b [terms, columns], and out = gelu(c + bias), the approximation by tanh */
+    HOPPER_SWIGLU_BWD,  /* dy = a b, b [terms, columns]; c, gate and up [rows, 2 columns], becomes their gradients */
+    HOPPER_SWIGLU_BOTH, /* that, and out [rows, columns] = silu(c's left half) right half, of c as it was */
+    HOPPER_GELU,        /* c = a b, b [terms, columns], and out = gelu(c + bias), the approximation by tanh */
     HOPPER_GELU_BWD /* dy = a b^T, b [columns, terms]; c becomes dy gelu'(c + bias), and sums [4 down, columns] the sums of its rows:
                       * row 4 i + w of rows 16 w to 16 w + 15 of both halves of the i-th 128 rows */
 } HopperKind;
@@ -48,6 +49,7 @@ typedef struct HopperCall {
     int rows, columns;              // of c; columns of c, or of a half of it
     void *c;                        // for the warps that move pieces
     int64_t ld;                     // of c
+    void *out;                      // of SwiGLU beside its gradient [rows, columns]
     const void *bias;               // of GELU [columns]
     float *sums;                    // of GELU's gradient [4 down, columns], or NULL
 } HopperCall;
@@ -73,6 +75,13 @@ template <typename T> __device__ inline void hopper_swiglu_bwd(uint32_t dy, uint
     up = xt_round_pair<T>(du.x, du.y);
 }
 
+/* The gradient as above, and silu(gate) up in the place of dy. */
+template <typename T> __device__ inline void hopper_swiglu_both(uint32_t &dy, uint32_t &gate, uint32_t &up) {
+    const uint32_t out = hopper_swiglu<T>(gate, up);
+    hopper_swiglu_bwd<T>(dy, gate, up);
+    dy = out;
+}
+
 /* GELU of a sum, and its gradient, for both elements of a word. */
 template <typename T> __device__ inline uint32_t hopper_gelu(uint32_t x, float2 bias) {
     float2 v = xt_load_two(x, T());
@@ -96,6 +105,17 @@ __device__ inline float hopper_fold(float (&value)[8], int lane) {
         }
     }
     return value[0];
+}
+
+/* Four neighbouring lanes have two columns each of four matrices of eight; lane t of them gets all columns of matrix t. */
+__device__ inline void hopper_gather(uint32_t (&x)[4], int lane) {
+    const bool high = lane & 2, odd = lane & 1;
+    const uint32_t a = __shfl_xor_sync(0xffffffffu, high ? x[0] : x[2], 2), b = __shfl_xor_sync(0xffffffffu, high ? x[1] : x[3], 2);
+    /* Of matrix 0 (2 in the high lanes) and of the next one, what the lanes of this parity have. */
+    const uint32_t even_low = high ? a : x[0], even_high = high ? x[2] : a, odd_low = high ? b : x[1], odd_high = high ? x[3] : b;
+    const uint32_t c = __shfl_xor_sync(0xffffffffu, odd ? even_low : odd_low, 1),
+                   d = __shfl_xor_sync(0xffffffffu, odd ? even_high : odd_high, 1);
+    x[0] = odd ? c : even_low, x[1] = odd ? odd_low : c, x[2] = odd ? d : even_high, x[3] = odd ? odd_high : d;
 }
 
 /* Where 16 bytes, part of a row, lie in a piece: as the copy engine puts them. */
@@ -172,11 +192,10 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
 #ifdef XT_SM90A
     using P = HopperTiles;
     constexpr int STAGES = P::STAGES, COLUMNS = P::COLUMNS, BLOCKS = P::ROWS / 64;
-    constexpr bool SWIGLU = KIND == HOPPER_SWIGLU || KIND == HOPPER_SWIGLU_BWD,
-                   FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU;
-    constexpr bool HALVES = KIND == HOPPER_SWIGLU;                           // a tile has as many columns of either half
-    constexpr bool TERMS = KIND == HOPPER_SWIGLU_BWD || KIND == HOPPER_GELU; // the rows of b are the terms
-    constexpr bool MOVED = KIND == HOPPER_SWIGLU_BWD;                        // by warps of their own
+    constexpr bool BOTH = KIND == HOPPER_SWIGLU_BOTH, MOVED = KIND == HOPPER_SWIGLU_BWD || BOTH; // MOVED: by warps of their own
+    constexpr bool SWIGLU = KIND == HOPPER_SWIGLU || MOVED, FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU;
+    constexpr bool HALVES = KIND == HOPPER_SWIGLU;       // a tile has as many columns of either half
+    constexpr bool TERMS = MOVED || KIND == HOPPER_GELU; // the rows of b are the terms
     constexpr int WIDTH = HALVES ? COLUMNS / 2 : COLUMNS;
     constexpr int OUTS = KIND == HOPPER_SWIGLU ? 3 : KIND == HOPPER_GELU_BWD ? 1 : 2; // pieces of one turn of the epilogue
     constexpr int ROOMS = P::PIECES / OUTS;                                           // for turns
@@ -331,13 +350,22 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                         xt_put_matrices(at, x);
                         xt_put_matrices(at + HOPPER_PIECE, y);
                         xt_put_matrices(at + 2 * HOPPER_PIECE, z);
-                    } else if constexpr (KIND == HOPPER_SWIGLU_BWD) {
+                    } else if constexpr (MOVED) {
                         xt_load_matrices<false>(y, at);
                         xt_load_matrices<false>(z, at + HOPPER_PIECE);
 #pragma unroll
-                        for (int w = 0; w < 4; w++) hopper_swiglu_bwd<T>(x[w], y[w], z[w]);
+                        for (int w = 0; w < 4; w++)
+                            if constexpr (BOTH) hopper_swiglu_both<T>(x[w], y[w], z[w]);
+                            else hopper_swiglu_bwd<T>(x[w], y[w], z[w]);
                         xt_put_matrices(at, y);
                         xt_put_matrices(at + HOPPER_PIECE, z);
+                        if constexpr (BOTH) { // rows of 32 bytes, straight from registers
+                            hopper_gather(x, lane);
+                            const int r = row + block * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + lane % 2 * 8,
+                                      c = column + panel * 32 + q * 16 + lane % 4 / 2 * 8;
+                            if (r < call.rows && c < call.columns)
+                                xt_put_words((T *)call.out + (int64_t)r * call.columns + c, make_uint4(x[0], x[1], x[2], x[3]));
+                        }
                     } else { // words 0 and 1 have columns 2 t, + 1, of two rows, words 2 and 3 8 columns further
                         float2 b[2];
 #pragma unroll

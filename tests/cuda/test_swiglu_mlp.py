@@ -115,10 +115,10 @@ def in_float64(values: list[np.ndarray], dtype: str) -> list[tuple[np.ndarray, n
     return [(want, tolerance + 1.1 * unit * abs(want) + tiny) for want, tolerance in found]
 
 
-def both_passes(values: list, backend: str | None) -> tuple[list, list[int]]:
+def both_passes(values: list, backend: str | None, again: bool = False) -> tuple[list, list[int]]:
     """y and the gradients, and how many kernels were launched forward and backward. gate and up lie one after the
     other. Memory that is taken for products with them, and for h, had NaN: an element that no kernel writes is seen,
-    also where an earlier call had it right.
+    also where an earlier call had it right. again: in recompute mode.
     """
     x, gate, up, down, dy = (t.clone() for t in values)
     gate, up = _C.pack([gate, up])
@@ -128,7 +128,7 @@ def both_passes(values: list, backend: str | None) -> tuple[list, list[int]]:
         left = [xt.full((rows, n), float("nan"), dtype=x.dtype, device=x.device) for n in (2 * columns, columns)]
     del left
     launches = []
-    with xt.use_gemm_backend(backend):
+    with xt.use_gemm_backend(backend), xt.recompute() if again else xt.enable_grad():
         launches.append(xt.cuda.counters()["launches"])
         y = _C.swiglu_mlp(*leaves)
         launches.append(xt.cuda.counters()["launches"])
@@ -172,6 +172,24 @@ def test_products_with_swiglu_inside(sizes: tuple[int, ...], inside: tuple[int, 
     for name, *same in zip(names, *(outs for outs, _ in found), strict=True):
         first = bits(same[0])
         assert [bits(t) == first for t in same[1:]] == [True] * 3, f"{name}: the second and third call, the parts"
+
+
+@pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)")
+@pytest.mark.parametrize(
+    "sizes", [(8200, 264, 968, 264), (40000, 64, 200, 72), (16769, 72, 200, 40), (300, 72, 200, 40)]
+)
+def test_h_comes_with_the_gradients_of_gate_and_up(sizes: tuple[int, ...]) -> None:
+    """In recompute mode: the bits of an h that was kept, without a launch of its own where the product has an epilogue."""
+    values = [tensor(a, "bfloat16", "cuda") for a in whole_numbers(sizes)]
+    kept, again, parts = (both_passes(values, *how) for how in ((None, False), (None, True), ("cublas", True)))
+    assert [bits(t) for t in again[0]] == [bits(t) for t in kept[0]] == [bits(t) for t in parts[0]]
+    facts = xt.cuda.get_device_properties()
+    inside = (
+        facts["capability"] == (9, 0)
+        and "90a" in facts["built_for"].split()
+        and tiles(sizes[0], sizes[2]) >= LEAST_TILES
+    )
+    assert again[1][1] - kept[1][1] == (0 if inside else 1)
 
 
 def model() -> Qwen3:

@@ -6,7 +6,8 @@
  * registers (XtGemmEpilogue): h is written beside gate and up, and dh not at all. Elsewhere they are products and the slots of swiglu,
  * with the bits of linear_joined, swiglu and linear, one after the other.
  *
- * Kept for the backward: x, gate and up in one [rows, 2 F], and h; in recompute mode h is computed again from gate and up.
+ * Kept for the backward: x, gate and up in one [rows, 2 F], and h; in recompute mode h is computed again from gate and up, by the product
+ * that turns these into their gradients where that has an epilogue.
  */
 #include "contract/gemm.h"
 #include "contract/layers.h"
@@ -108,13 +109,14 @@ done:
     return status;
 }
 
-/* *out = dgate and dup side by side, in the place of gate and up where this is their last reader. */
-static XtStatus gate_up_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *gate_up, XtTensor **out) {
+/* *out = dgate and dup side by side, in the place of gate and up where this is their last reader; and h, unless it is NULL. */
+static XtStatus gate_up_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *gate_up, XtTensor *h, XtTensor **out) {
     XtTensor *dh = NULL;
     XtStatus status = XT_OK;
     bool done = false;
     XT_TRY(xt_node_take_last(n, GATE_UP, out));
-    if (*out) XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, NULL, *out, NULL, &done));
+    if (*out) XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, NULL, *out, h, &done));
+    if (!done && h) XT_TRY(activate(gate_up, h));
     if (!*out) XT_TRY(xt_empty_like(gate_up, out));
     if (!done) {
         XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &dh));
@@ -132,7 +134,7 @@ done:
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *rows, *weights[2], *down, *gate_up, *dy = NULL, *gradient = NULL;
+    XtTensor *rows, *weights[2], *down, *gate_up, *kept, *h = NULL, *dy = NULL, *gradient = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, X, &rows));
     XT_TRY(xt_node_saved(n, GATE, &weights[0]));
@@ -140,11 +142,18 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XT_TRY(xt_node_saved(n, DOWN, &down));
     XT_TRY(xt_node_saved(n, GATE_UP, &gate_up));
     XT_TRY(xt_as_rows(dout[0], &dy));
-    if (xt_node_needs(n, DOWN)) XT_TRY(down_gradient(n, dy, gate_up, din));
-    if (!xt_node_needs(n, X) && !xt_node_needs(n, GATE) && !xt_node_needs(n, UP)) goto done;
-    XT_TRY(gate_up_gradient(n, dy, down, gate_up, &gradient));
-    XT_TRY(xt_joined_gradients(n, 2, weights, rows, gradient, din));
+    XT_TRY(xt_node_saved(n, H, &kept));
+    const bool inner = xt_node_needs(n, X) || xt_node_needs(n, GATE) || xt_node_needs(n, UP);
+    const bool again = xt_node_needs(n, DOWN) && !kept && inner; /* h comes with the gradients of gate and up */
+    if (xt_node_needs(n, DOWN) && !again) XT_TRY(down_gradient(n, dy, gate_up, din));
+    if (again) XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &h));
+    if (inner) XT_TRY(gate_up_gradient(n, dy, down, gate_up, h, &gradient));
+    if (again) XT_TRY(xt_weight_gradient(n, DOWN, dy, h, din));
+    xt_tensor_release(h);
+    h = NULL;
+    if (inner) XT_TRY(xt_joined_gradients(n, 2, weights, rows, gradient, din));
 done:
+    xt_tensor_release(h);
     xt_tensor_release(dy);
     xt_tensor_release(gradient);
     return status;

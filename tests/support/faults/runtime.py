@@ -136,7 +136,7 @@ FAULTS = [
     ),
     Fault(
         "cuda gemm: gradients of gate and up change places", _GEMM + ".cuh",
-        "w++) hopper_swiglu_bwd<T>(x[w], y[w], z[w]);", "w++) hopper_swiglu_bwd<T>(x[w], z[w], y[w]);",
+        "else hopper_swiglu_bwd<T>(x[w], y[w], z[w]);", "else hopper_swiglu_bwd<T>(x[w], z[w], y[w]);",
         "the gradient of each in its own place", _SWIGLU,
     ),
     Fault(
