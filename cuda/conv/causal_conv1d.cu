@@ -9,9 +9,10 @@
  * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes; as soon as a row is summed, the
  * twelfth after it (float32: eighth) is read; in 16 bits the first twelve are asked for before the weights. Backward, 2 or 4 channels, for the
  * rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are read together by way of shared memory, where rows are under way
- * without registers. The threads of a block have the same rows, side by side, and runs are as long as few waves of blocks allow. A row of
- * dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors,
- * float64 and one tap: one element a piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
+ * without registers; the first are asked for before the weights. The threads of a block have the same rows, side by side, and runs are as
+ * long as few waves of blocks allow. A row of dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the
+ * K - 1 rows behind it once more. Unaligned tensors, float64 and one tap: one element a piece and the taps at run time, the plain form.
+ * Bytes moved: 2 elements an output forward, 3 backward.
  *
  * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
  * thread adds up its run, and a second kernel the runs, slices of them in a fixed tree.
@@ -175,6 +176,15 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
 
 /* ---- backward ----------------------------------------------------------------------------------------------------------------- */
 
+/* The row as it lies in memory, so that nothing waits for it before all rows are asked for. */
+template <typename T, int N>
+__device__ inline XtPiece<T, N> piece_of(const T *x, const T *state, int64_t t, int64_t channels, int taps) {
+    const T *from = t >= 0 ? x + t * channels : state ? state + (t + taps - 1) * channels : nullptr;
+    XtPiece<T, N> piece = xt_all<T, N>(xt_store<T>(0));
+    if (from) piece = xt_read<T, N>(from);
+    return piece;
+}
+
 /* Block -> (run of a sample, slab of channels), the threads side by side in the slab. share [runs of all samples, K + 1, channels], the
  * unused taps of it unwritten, or NULL. */
 template <typename T, int N, int K, bool EXACT, bool SILU>
@@ -190,6 +200,32 @@ __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
     const int64_t block = blockIdx.x / slabs, c = ((int64_t)(blockIdx.x % slabs) * blockDim.x + threadIdx.x) * N;
     const int64_t b = block / runs, t0 = block % runs * run, t1 = t0 + run < steps ? t0 + run : steps;
     if (c >= channels) return;
+    /* Of rows from t0 on: those of the run, with the taps - 1 behind it, whose dz the last rows of dx need, and those of them that exist. */
+    const int mine = (int)(t1 - t0), count = mine + taps - 1, there = (int)(steps - t0 < count ? steps - t0 : count);
+    const int64_t before = b * steps * channels + c;
+    const T *x = (const T *)p.x, *dy = (const T *)p.dy;
+    int64_t next = before + t0 * channels; /* where the next row to be read lies */
+    /* The rows from row i on, AHEAD_BWD groups before their turn. */
+    [[maybe_unused]] auto ask = [&](int i, int slot) {
+#pragma unroll
+        for (int r = 0; r < ROWS_BWD; r++, next += channels) {
+            if (i + r < there) {
+                xt_copy_own_async(&rows[slot][r][0][threadIdx.x], x + next);
+                xt_copy_own_async(&rows[slot][r][1][threadIdx.x], dy + next);
+            }
+        }
+        xt_copy_commit();
+    };
+    if constexpr (RING) { /* before anything that is waited for */
+#pragma unroll
+        for (int g = 0; g < AHEAD_BWD; g++) ask(g * ROWS_BWD, g);
+    }
+    const int64_t kept = b * (taps - 1) * channels + c;
+    const T *state = p.state ? (const T *)p.state + kept : nullptr;
+    XtPiece<T, N> first[K];
+#pragma unroll
+    for (int k = 0; k < K - 1; k++)
+        if (k >= K - taps) first[k] = piece_of<T, N>(x + before, state, t0 - (K - 1) + k, channels, taps);
     A dw[K][N], db[N];
 #pragma unroll
     for (int e = 0; e < N; e++) {
@@ -197,20 +233,18 @@ __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
 #pragma unroll
         for (int k = 0; k < K; k++) dw[k][e] = 0;
     }
-    const int64_t kept = b * (taps - 1) * channels + c, before = b * steps * channels + c;
-    const T *x = (const T *)p.x + before, *dy = (const T *)p.dy + before;
-    const T *state = p.state ? (const T *)p.state + kept : nullptr;
     A w[K][N], bias[N];
     XtVector<A, N> last[K], dz[K]; /* dz[k]: of row t - (K - 1) + k before row t is there */
     weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
 #pragma unroll
     for (int k = 0; k < K - 1; k++) {
-        if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
+        if (k >= K - taps) last[k] = xt_load(first[k]);
 #pragma unroll
         for (int e = 0; e < N; e++) dz[k].at[e] = 0;
     }
-    /* INSIDE: row t is one of the run, and the row of dx that it completes is, too; then dnext adds nothing. */
-    auto step = [&](auto inside, int64_t t, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_dy) {
+    int64_t done = before + (t0 - (taps - 1)) * channels; /* where the row of dx lies that the next row completes */
+    /* INSIDE: row i of those from t0 on is one of the run, and the row of dx that it completes is, too; then dnext adds nothing. */
+    auto step = [&](auto inside, int i, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_dy) {
         constexpr bool INSIDE = inside.value;
         XtVector<A, N> v = xt_load(of_x), g = xt_load(of_dy);
         if (silu) {
@@ -222,11 +256,11 @@ __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
                 g.at[e] *= s * (1 + z[e] * (1 - s));
             }
         }
-        if (!INSIDE && t >= steps) { /* 0 times a slope that is not finite would be NaN */
+        if (!INSIDE && i >= there) { /* 0 times a slope that is not finite would be NaN */
 #pragma unroll
             for (int e = 0; e < N; e++) g.at[e] = 0;
         }
-        if (INSIDE || t < t1) {
+        if (INSIDE || i < mine) {
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 db[e] += g.at[e];
@@ -235,82 +269,69 @@ __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
                     if (k >= K - taps) dw[k][e] = fma(g.at[e], k < K - 1 ? last[k].at[e] : v.at[e], dw[k][e]);
             }
         }
-        int64_t done = t - (taps - 1); /* the row of dx, or of dstate when negative */
-        T *to = nullptr;
-        if (INSIDE || done >= t0) to = p.dx ? (T *)p.dx + before + done * channels : nullptr;
-        else if (t0 == 0 && p.dstate) to = (T *)p.dstate + kept + (done + taps - 1) * channels;
-        if (to) {
-            XtVector<A, N> sum;
+        XtVector<A, N> sum; /* also where nobody wants it: a branch here would part the rows that are computed side by side */
 #pragma unroll
-            for (int e = 0; e < N; e++) { /* tap 0 meets the newest dz */
-                sum.at[e] = 0;
+        for (int e = 0; e < N; e++) { /* tap 0 meets the newest dz */
+            sum.at[e] = 0;
 #pragma unroll
-                for (int k = 0; k < K; k++)
-                    if (k >= K - taps) {
-                        A d = g.at[e];
+            for (int k = 0; k < K; k++)
+                if (k >= K - taps) {
+                    A d = g.at[e];
 #pragma unroll
-                        for (int j = 0; j < K - 1; j++) /* no run-time index: it would put dz into local memory */
-                            if (j == K - 1 - (k - (K - taps))) d = dz[j].at[e];
-                        sum.at[e] = fma(w[k][e], d, sum.at[e]);
-                    }
-            }
-            int64_t place = done - steps + taps - 1; /* in next */
-            if (!INSIDE && p.dnext && place >= 0) {
-                XtVector<A, N> more = xt_load(xt_read<T, N>((const T *)p.dnext + kept + place * channels));
-#pragma unroll
-                for (int e = 0; e < N; e++) sum.at[e] += more.at[e];
-            }
-            xt_write(to, xt_store<T>(sum));
+                    for (int j = 0; j < K - 1; j++) /* no run-time index: it would put dz into local memory */
+                        if (j == K - 1 - (k - (K - taps))) d = dz[j].at[e];
+                    sum.at[e] = fma(w[k][e], d, sum.at[e]);
+                }
         }
+        if (INSIDE) {
+            if (p.dx) xt_write((T *)p.dx + done, xt_store<T>(sum));
+        } else {
+            T *to = nullptr; /* a row of dx, or of dstate before the first */
+            if (i >= taps - 1) to = p.dx ? (T *)p.dx + done : nullptr;
+            else if (t0 == 0 && p.dstate) to = (T *)p.dstate + kept + i * channels;
+            if (to) {
+                int64_t place = t0 + i - steps; /* in next */
+                if (p.dnext && place >= 0) {
+                    XtVector<A, N> more = xt_load(xt_read<T, N>((const T *)p.dnext + kept + place * channels));
+#pragma unroll
+                    for (int e = 0; e < N; e++) sum.at[e] += more.at[e];
+                }
+                xt_write(to, xt_store<T>(sum));
+            }
+        }
+        done += channels;
         advance<A, N, K>(last, v);
         advance<A, N, K>(dz, g);
     };
-    /* Rows of [inside, outside) are copied AHEAD_BWD groups before their turn; group g is in slot g % (AHEAD_BWD + 1). */
-    const int64_t inside = t0 + (taps - 1 + ROWS_BWD - 1) / ROWS_BWD * ROWS_BWD, outside = t0 + (t1 - t0) / ROWS_BWD * ROWS_BWD;
-    [[maybe_unused]] auto ask = [&](int64_t t, int slot) {
-        if (t < outside) {
-#pragma unroll
-            for (int r = 0; r < ROWS_BWD; r++) {
-                xt_copy_own_async(&rows[slot][r][0][threadIdx.x], x + (t + r) * channels);
-                xt_copy_own_async(&rows[slot][r][1][threadIdx.x], dy + (t + r) * channels);
-            }
-        }
-        xt_copy_commit();
-    };
-    int slot = 0;
-    if constexpr (RING) {
-#pragma unroll
-        for (int g = 0; g < AHEAD_BWD; g++) ask(inside + g * ROWS_BWD, g);
-    }
-    int64_t end = t1 + taps - 1;
+    int slot = 0; /* of group g: g % (AHEAD_BWD + 1) */
     const XtPiece<T, N> nothing = xt_all<T, N>(xt_store<T>(0));
 #pragma unroll 1
-    for (int64_t t = t0; t < end; t += ROWS_BWD) {
+    for (int i = 0; i < count; i += ROWS_BWD) {
+        if constexpr (RING) {
+            ask(i + AHEAD_BWD * ROWS_BWD, slot == 0 ? AHEAD_BWD : slot - 1);
+            xt_copy_wait<AHEAD_BWD>();
+        }
+        auto read = [&](bool is, XtPiece<T, N> &of_x, XtPiece<T, N> &of_dy, int r) {
+            of_x = of_dy = nothing;
+            if (!is) return;
+            of_x = xt_read<T, N>(RING ? (const T *)&rows[slot][r][0][threadIdx.x] : x + next);
+            of_dy = xt_read<T, N>(RING ? (const T *)&rows[slot][r][1][threadIdx.x] : dy + next);
+            if constexpr (!RING) next += channels;
+        };
         XtPiece<T, N> of_x[ROWS_BWD], of_dy[ROWS_BWD];
-        if (t >= inside && t < outside) {
-            if constexpr (RING) {
-                ask(t + AHEAD_BWD * ROWS_BWD, (slot + AHEAD_BWD) % (AHEAD_BWD + 1));
-                xt_copy_wait<AHEAD_BWD>();
-            }
+        if (i >= taps - 1 && i + ROWS_BWD <= mine) {
 #pragma unroll
-            for (int r = 0; r < ROWS_BWD; r++) {
-                of_x[r] = xt_read<T, N>(RING ? (const T *)&rows[slot][r][0][threadIdx.x] : x + (t + r) * channels);
-                of_dy[r] = xt_read<T, N>(RING ? (const T *)&rows[slot][r][1][threadIdx.x] : dy + (t + r) * channels);
-            }
-            slot = slot == AHEAD_BWD ? 0 : slot + 1;
+            for (int r = 0; r < ROWS_BWD; r++) read(true, of_x[r], of_dy[r], r);
 #pragma unroll
-            for (int r = 0; r < ROWS_BWD; r++) step(std::true_type(), t + r, of_x[r], of_dy[r]);
-            continue;
+            for (int r = 0; r < ROWS_BWD; r++) step(std::true_type(), i + r, of_x[r], of_dy[r]);
+        } else {
+#pragma unroll
+            for (int r = 0; r < ROWS_BWD; r++) read(i + r < there, of_x[r], of_dy[r], r);
+#pragma unroll
+            for (int r = 0; r < ROWS_BWD; r++)
+                if (i + r < count) step(std::false_type(), i + r, of_x[r], of_dy[r]);
         }
-#pragma unroll
-        for (int r = 0; r < ROWS_BWD; r++) {
-            bool there = t + r < end && t + r < steps;
-            of_x[r] = there ? xt_read<T, N>(x + (t + r) * channels) : nothing;
-            of_dy[r] = there ? xt_read<T, N>(dy + (t + r) * channels) : nothing;
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS_BWD; r++)
-            if (t + r < end) step(std::false_type(), t + r, of_x[r], of_dy[r]);
+        slot = slot == AHEAD_BWD ? 0 : slot + 1;
     }
     if (!share) return;
     share += block * (K + 1) * channels + c;
@@ -319,7 +340,7 @@ __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
         XtVector<A, N> sum;
 #pragma unroll
         for (int e = 0; e < N; e++) sum.at[e] = k < K ? dw[k][e] : db[e];
-        *(XtVector<A, N> *)(share + k * channels) = sum;
+        xt_write(share + k * channels, xt_piece<A, N>(sum)); /* in one access */
     }
 }
 

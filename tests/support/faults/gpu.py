@@ -143,5 +143,5 @@ FAULTS = [
     Fault("gpu gemm hopper: no h", _G + "hopper.cu", "return p->extra ? run<HOPPER_SWIGLU_BOTH>(p) : run<HOPPER_SWIGLU_BWD>(p);", "return run<HOPPER_SWIGLU_BWD>(p);", "extra gets silu(gate) up", "tests/cuda/test_swiglu_mlp.py::test_h_comes_with_the_gradients_of_gate_and_up"),
     # ---- convolutions ---------------------------------------------------------------------------------------------------
     Fault("gpu conv1d: dweight of no samples", "cuda/conv/conv1d.cu", "if (p->dweight && weights > 0)", "if (p->dweight && weights > 0 && s.batch > 0)", "the sum over no samples is 0", f"{_OPS} -k conv1d:direct"),
-    Fault("gpu causal_conv1d: infinity behind the end", "cuda/conv/causal_conv1d.cu", "if (!INSIDE && t >= steps) {", "if (!INSIDE && t >= steps + taps) {", "0 times a slope that is not finite would be NaN", "tests/conv/test_conv1d.py::test_sums_behind_the_last_row_have_no_slope"),
+    Fault("gpu causal_conv1d: infinity behind the end", "cuda/conv/causal_conv1d.cu", "if (!INSIDE && i >= there) {", "if (!INSIDE && i >= there + taps) {", "0 times a slope that is not finite would be NaN", "tests/conv/test_conv1d.py::test_sums_behind_the_last_row_have_no_slope"),
 ]  # fmt: skip
