@@ -28,7 +28,7 @@
 
 static constexpr int THREADS = 256;  /* of a block of the backward: at most */
 static constexpr int ROWS_BWD = 4;   /* that are read together */
-static constexpr int AHEAD_BWD = 2;  /* groups of rows on their way to shared memory */
+static constexpr int AHEAD_BWD = 1;  /* groups of rows on their way to shared memory */
 static constexpr int BLOCKS_BWD = 2; /* of THREADS, that a multiprocessor holds at once */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 static constexpr bool COPIES = true; /* cp.async is there */
