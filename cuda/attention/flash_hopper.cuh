@@ -171,6 +171,14 @@ __device__ inline XtSeen<int> hopper_tiles_by(const Call &call, const HopperWork
 typedef struct HopperSpans {
     XtSeen<int> row[2], first, last;
     template <typename Call>
+    __device__ void read_rows(const Call &call, const HopperWork &work, const HopperEdges &edges, int mine, int rows) {
+        get(row[0], row[1], call, work, edges, min(mine, rows - 1), min(mine + 8, rows - 1));
+    }
+    template <typename Call>
+    __device__ void read_ends(const Call &call, const HopperWork &work, const HopperEdges &edges, int from, int rows) {
+        get(first, last, call, work, edges, min(from, rows - 1), min(from + 63, rows - 1));
+    }
+    template <typename Call>
     __device__ void read(const Call &call, const HopperWork &work, const HopperEdges &edges, int from, int mine, int rows) {
         int at[4] = {min(mine, rows - 1), min(mine + 8, rows - 1), min(from, rows - 1), min(from + 63, rows - 1)};
         XtSeen<int> document = {work.low, work.high};
@@ -181,6 +189,15 @@ typedef struct HopperSpans {
         row[1] = edges.within(hopper_document(call, work.batch, at[1]), at[1]);
         first = edges.within(hopper_document(call, work.batch, at[2]), at[2]);
         last = edges.within(hopper_document(call, work.batch, at[3]), at[3]);
+    }
+    template <typename Call>
+    __device__ static void get(XtSeen<int> &a, XtSeen<int> &b, const Call &call, const HopperWork &work, const HopperEdges &edges,
+                               int at_a, int at_b) {
+        XtSeen<int> document = {work.low, work.high};
+        a = edges.within(document, at_a), b = edges.within(document, at_b);
+        if (work.one) return;
+        a = edges.within(hopper_document(call, work.batch, at_a), at_a);
+        b = edges.within(hopper_document(call, work.batch, at_b), at_b);
     }
     /* Those of the rows through shared memory, where registers are few: 8 bytes a row, which a warp writes for itself. */
     __device__ void put_rows(uint32_t to) const {

@@ -11,7 +11,8 @@
  * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has stages of its own.
  *
  * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Documents and windows (SPANS) change the
- * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden.
+ * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden. With spans, a warpgroup passes by the tiles of its
+ * block that none of its 64 rows sees: where a document ends inside a block's rows, most of them.
  */
 #include "flash_hopper.cuh"
 
@@ -141,8 +142,31 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             HopperWork work = hopper_get_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage());
             if (work.block < 0) break;
             int first = first_of(work), row = first + my_row, begin = SPANS ? work.tiles.begin : 0;
-            int count = SPANS ? work.tiles.end - begin : count_of(first);
+            int count = SPANS ? work.tiles.end - begin : count_of(first), below = 0;
             HopperSpans spans;
+            /* Passes by `tiles` tiles up to `end`, and a turn for each but tile `without`: all warpgroups of a block take turns equally often,
+             * once less than it has tiles. A stage is released when it is full, so that its next use cannot be released by mistake. */
+            auto pass = [&](int end, int tiles, int without) {
+                for (int j = end - 1; j >= end - tiles; j--, ring.n++) {
+                    if (j != without) {
+                        xt_named_sync(MY_TURN + me, 256);
+                        xt_named_arrive(MY_TURN + next, 256);
+                    }
+                    xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
+                    xt_barrier_wait(v_full + 8 * ring.stage(), ring.parity());
+                    __syncwarp(); // one lane says that all have seen it
+                    hopper_release(k_empty + 8 * ring.stage());
+                    hopper_release(v_empty + 8 * ring.stage());
+                }
+            };
+            if (SPANS) {
+                spans.read_ends(call, work, edges, first + 64 * me, sq);
+                XtSeen<int> mine = spans.tiles<TILE>(work.tiles);
+                if (first + 64 * me >= sq || mine.begin >= mine.end) mine = {begin, begin};
+                int above = work.tiles.end - mine.end;
+                below = mine.begin - begin, begin = mine.begin, count = mine.end - mine.begin;
+                pass(work.tiles.end, above, mine.begin == mine.end ? mine.begin : -1);
+            }
             float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
             float o[D / 2];
 #pragma unroll
@@ -192,7 +216,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_fence();
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
-                if (SPANS) spans.read(call, work, edges, first + 64 * me, row, sq);
+                if (SPANS) spans.read_rows(call, work, edges, row, sq);
                 if (NARROW) spans.put_rows(my_spans);
                 xt_wgmma_wait<0>(s);
                 hopper_release(k_empty + 8 * ring.stage());
@@ -233,6 +257,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_add_product<T, TILE, D>(o, p, v_tiles + v_ring.stage() * P::TILE_BYTES);
                 xt_wgmma_wait<0>(o);
                 hopper_release(v_empty + 8 * v_ring.stage());
+                if (SPANS) pass(begin, below, -1);
             }
             if (!P::IN_Q && count == 0) hopper_release_read(q_left);
             if (first + 64 * me >= sq) { // no row of this warpgroup
