@@ -11,8 +11,8 @@
  * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has stages of its own.
  *
  * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Documents and windows (SPANS) change the
- * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden. With spans, a warpgroup passes by the tiles of its
- * block that none of its 64 rows sees: where a document ends inside a block's rows, most of them.
+ * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden. With spans, one of three warpgroups passes by the
+ * tiles of its block that none of its 64 rows sees: where a document ends inside a block's rows, most of them.
  */
 #include "flash_hopper.cuh"
 
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_release(v_empty + 8 * ring.stage());
                 }
             };
-            if (SPANS) {
+            if (NARROW) {
                 spans.read_ends(call, work, edges, first + 64 * me, sq);
                 XtSeen<int> mine = spans.tiles<TILE>(work.tiles);
                 if (first + 64 * me >= sq || mine.begin >= mine.end) mine = {begin, begin};
@@ -216,8 +216,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_fence();
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
-                if (SPANS) spans.read_rows(call, work, edges, row, sq);
-                if (NARROW) spans.put_rows(my_spans);
+                if (NARROW) spans.read_rows(call, work, edges, row, sq), spans.put_rows(my_spans);
+                else if (SPANS) spans.read(call, work, edges, first + 64 * me, row, sq);
                 xt_wgmma_wait<0>(s);
                 hopper_release(k_empty + 8 * ring.stage());
                 ring.n++;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_add_product<T, TILE, D>(o, p, v_tiles + v_ring.stage() * P::TILE_BYTES);
                 xt_wgmma_wait<0>(o);
                 hopper_release(v_empty + 8 * v_ring.stage());
-                if (SPANS) pass(begin, below, -1);
+                if (NARROW) pass(begin, below, -1);
             }
             if (!P::IN_Q && count == 0) hopper_release_read(q_left);
             if (first + 64 * me >= sq) { // no row of this warpgroup
