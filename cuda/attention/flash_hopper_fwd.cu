@@ -338,7 +338,9 @@ template <typename T, bool SPANS, bool CAPPED> static XtStatus by_dim(const XtAt
 }
 template <typename T> static XtStatus by_mask(const XtAttentionFwd *p) {
     if (p->softcap > 0) return by_dim<T, true, true>(p);
-    return hopper_spans(p) ? by_dim<T, true, false>(p) : by_dim<T, false, false>(p);
+    /* Causal rows of head dim 64 take the kernel with spans: its warpgroups pass by tiles above the diagonal, each its own. */
+    const bool passes = p->dim == 64 && p->causal && p->skv >= 1024;
+    return passes || hopper_spans(p) ? by_dim<T, true, false>(p) : by_dim<T, false, false>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
     return p->dtype == XT_BFLOAT16 ? by_mask<XtBf16>(p) : by_mask<XtF16>(p);

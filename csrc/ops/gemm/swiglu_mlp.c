@@ -109,25 +109,26 @@ done:
     return status;
 }
 
-/* *out = dgate and dup side by side, in the place of gate and up where this is their last reader; and h, unless it is NULL. */
-static XtStatus gate_up_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *gate_up, XtTensor *h, XtTensor **out) {
+/* *out = gate and up where this is their last reader, else NULL. *done: the product has turned them into their gradients, and written h, unless
+ * it is NULL. */
+static XtStatus gradient_inside(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *h, XtTensor **out, bool *done) {
+    XT_CHECK(xt_node_take_last(n, GATE_UP, out));
+    return *out ? xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, NULL, *out, h, done) : XT_OK;
+}
+
+/* *out = dgate and dup side by side, in its place or new. */
+static XtStatus gradient_apart(XtTensor *dy, XtTensor *down, XtTensor *gate_up, XtTensor **out) {
     XtTensor *dh = NULL;
     XtStatus status = XT_OK;
-    bool done = false;
-    XT_TRY(xt_node_take_last(n, GATE_UP, out));
-    if (*out) XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, NULL, *out, h, &done));
-    if (!done && h) XT_TRY(activate(gate_up, h));
     if (!*out) XT_TRY(xt_empty_like(gate_up, out));
-    if (!done) {
-        XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &dh));
-        XT_TRY(xt_matmul_into(dy, down, false, NULL, dh));
-        XtSwigluBwd p = {.dy = dh->data, .dtype = dh->dtype, .rows = dh->shape[0], .ld_in = gate_up->shape[1]};
-        const char *gate, *up, *dgate, *dup;
-        halves(gate_up, &gate, &up, &p.cols);
-        halves(*out, &dgate, &dup, &p.cols);
-        p.gate = gate, p.up = up, p.dgate = (void *)dgate, p.dup = (void *)dup;
-        XT_TRY(xt_backend_of(dh)->swiglu_bwd(&p));
-    }
+    XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &dh));
+    XT_TRY(xt_matmul_into(dy, down, false, NULL, dh));
+    XtSwigluBwd p = {.dy = dh->data, .dtype = dh->dtype, .rows = dh->shape[0], .ld_in = gate_up->shape[1]};
+    const char *gate, *up, *dgate, *dup;
+    halves(gate_up, &gate, &up, &p.cols);
+    halves(*out, &dgate, &dup, &p.cols);
+    p.gate = gate, p.up = up, p.dgate = (void *)dgate, p.dup = (void *)dup;
+    XT_TRY(xt_backend_of(dh)->swiglu_bwd(&p));
 done:
     xt_tensor_release(dh);
     return status;
@@ -144,13 +145,16 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XT_TRY(xt_as_rows(dout[0], &dy));
     XT_TRY(xt_node_saved(n, H, &kept));
     const bool inner = xt_node_needs(n, X) || xt_node_needs(n, GATE) || xt_node_needs(n, UP);
-    const bool again = xt_node_needs(n, DOWN) && !kept && inner; /* h comes with the gradients of gate and up */
+    const bool again = xt_node_needs(n, DOWN) && !kept && inner; /* h may come with the gradients of gate and up */
+    bool done = false;
     if (xt_node_needs(n, DOWN) && !again) XT_TRY(down_gradient(n, dy, gate_up, din));
     if (again) XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &h));
-    if (inner) XT_TRY(gate_up_gradient(n, dy, down, gate_up, h, &gradient));
-    if (again) XT_TRY(xt_weight_gradient(n, DOWN, dy, h, din));
+    if (inner) XT_TRY(gradient_inside(n, dy, down, h, &gradient, &done));
+    if (again && done) XT_TRY(xt_weight_gradient(n, DOWN, dy, h, din));
     xt_tensor_release(h);
     h = NULL;
+    if (again && !done) XT_TRY(down_gradient(n, dy, gate_up, din));
+    if (inner && !done) XT_TRY(gradient_apart(dy, down, gate_up, &gradient));
     if (inner) XT_TRY(xt_joined_gradients(n, 2, weights, rows, gradient, din));
 done:
     xt_tensor_release(h);

@@ -98,7 +98,7 @@ FAULTS = [
     Fault("cuda decoder_step: a count stays", _L + "decoder_step.cuh", "if (s.chunk.is_last) *count = 0;", "if (s.chunk.is_last) *count = 1;", "zeros between launches", "tests/cuda/test_generation_kernels.py -k one_launch"),
     Fault("cuda decoder_step: keys of the first chunk alone", _L + "decoder_step.cuh", "if (c.tile == 0) xt_write(w.values", "if (c.tile == 0 && c.chunk == 0) xt_write(w.values", "the new key and value are stored", "tests/cuda/test_generation_kernels.py -k one_launch"),
     Fault("cuda decoder_step: the last held chunk alone", _L + "decoder_step.cuh", "total += held[n] * factor;", "total = held[n] * factor;", "the chunks of a group are joined", "tests/cuda/test_generation_kernels.py -k one_launch"),
-    Fault("cuda advance_: the slot of one thread", _L + "advance.cu", "    __syncthreads();\n    if (threadIdx.x > 0) return;", "    if (threadIdx.x != 1) return;", "a launch counts on", FORWARD + "advance_"),
+    Fault("cuda advance_: the step stands still", _L + "advance.cu", "    ++*step;\n", "", "a launch counts on", FORWARD + "advance_"),
     Fault("cuda advance_: rows of the first threads", _L + "advance.cu", "b += blockDim.x) {", "b += rows) {", "every row", FORWARD + "advance_"),
     Fault("cuda sample: places in the part", _L + "sample.cu", "found.indices[place++] = start + j;", "found.indices[place++] = j;", "tokens of the row", "tests/cuda/test_generation_kernels.py -k over_many_blocks"),
     Fault("cuda sample: parts overlap", _L + "sample.cu", "int place = blockIdx.x * top_k + (int)scan", "int place = blockIdx.x * (top_k - 1) + (int)scan", "top_k of each part", "tests/cuda/test_generation_kernels.py -k over_many_blocks"),
