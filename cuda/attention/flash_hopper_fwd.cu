@@ -11,8 +11,8 @@
  * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has stages of its own.
  *
  * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Documents and windows (SPANS) change the
- * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden. With spans, one of three warpgroups passes by the
- * tiles of its block that none of its 64 rows sees: where a document ends inside a block's rows, most of them.
+ * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden. With spans, each warpgroup of a
+ * block of three passes by the tiles that none of its own 64 rows sees.
  */
 #include "flash_hopper.cuh"
 
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             int count = SPANS ? work.tiles.end - begin : count_of(first), below = 0;
             HopperSpans spans;
             /* Passes by `tiles` tiles up to `end`, and a turn for each but tile `without`: all warpgroups of a block take turns equally often,
-             * once less than it has tiles. A stage is released when it is full, so that its next use cannot be released by mistake. */
+             * one time fewer than the block has tiles. A stage is released when it is full, so that its next use cannot be released by mistake. */
             auto pass = [&](int end, int tiles, int without) {
                 for (int j = end - 1; j >= end - tiles; j--, ring.n++) {
                     if (j != without) {

@@ -185,8 +185,8 @@ __device__ inline XtPiece<T, N> piece_of(const T *x, const T *state, int64_t t, 
     return piece;
 }
 
-/* Block -> (run of a sample, slab of channels), the threads side by side in the slab. share [runs of all samples, K + 1, channels], the
- * unused taps of it unwritten, or NULL. */
+/* Block -> (run of a sample, slab of channels), the threads side by side in the slab. share [runs of all samples, K + 1, channels],
+ * zeros for unused taps, or NULL. */
 template <typename T, int N, int K, bool EXACT, bool SILU>
 __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
     causal_conv1d_bwd_kernel(const __grid_constant__ XtCausalConv1dBwd p, XtAcc<T> *share, int64_t runs, int run, unsigned slabs) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(THREADS, EXACT ? BLOCKS_BWD : 1)
     const int64_t block = blockIdx.x / slabs, c = ((int64_t)(blockIdx.x % slabs) * blockDim.x + threadIdx.x) * N;
     const int64_t b = block / runs, t0 = block % runs * run, t1 = t0 + run < steps ? t0 + run : steps;
     if (c >= channels) return;
-    /* Of rows from t0 on: those of the run, with the taps - 1 behind it, whose dz the last rows of dx need, and those of them that exist. */
+    /* Rows from t0 on. mine: of the run. count: with the taps - 1 behind it, whose dz the last rows of dx need. there: those of count that exist. */
     const int mine = (int)(t1 - t0), count = mine + taps - 1, there = (int)(steps - t0 < count ? steps - t0 : count);
     const int64_t before = b * steps * channels + c;
     const T *x = (const T *)p.x, *dy = (const T *)p.dy;

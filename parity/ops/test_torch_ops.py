@@ -173,6 +173,7 @@ def test_every_float_op_has_a_counterpart() -> None:
         "normal",
         "randint",
         "sample",
+        "advance_",
         "decoder_step",
         "adamw_",
         "clip_grad_norm_",

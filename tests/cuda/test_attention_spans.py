@@ -37,6 +37,11 @@ SPANS = [
     (460, 200, True, None, 1),
     (720, 720, True, [[330, 390], [64, 500, 156]], None),
     (520, 520, False, [[330, 190], [64, 456]], None),
+    # No spans; causal rows of head dim 64 take their kernel: rows and blocks that see nothing, a tail, where it begins.
+    (1300, 1100, True, None, None),
+    (400, 1500, True, None, None),
+    (1023, 1023, True, None, None),
+    (1024, 1024, True, None, None),
 ]
 
 

@@ -63,6 +63,9 @@ def test_a_path_that_no_file_can_have(path, tmp_path, monkeypatch) -> None:
     ):
         with pytest.raises(ValueError, match=f"^{what} must be a path that a file can have, got {name}$"):
             call()
+    for call in (lambda: resolve_run_directory(os.fsdecode(path)), lambda: verify([os.fsdecode(path)])):
+        with pytest.raises(CheckpointError, match="must be a run, a checkpoint or a model directory"):
+            call()
     assert not list(tmp_path.iterdir())
 
 

@@ -61,7 +61,7 @@ class Steps:
         self._state = _C.tensor(state, device=device)
         self._positions, self._random = (_C.slice(self._state, 0, *ends) for ends in ((0, batch), (batch, batch + 2)))
         self.at_once = AT_ONCE if ahead else 1
-        self._made = _C.empty((self.at_once, batch), _C.int64, device)  # a ring of rows
+        self._made = _C.full((self.at_once, batch), 0, _C.int64, device)  # a ring of rows
         self._read = 0  # steps that the host has read
         self._begun = 0  # steps that are queued behind those
         for cache in caches:
@@ -82,16 +82,16 @@ class Steps:
         """
         self._begin(count)
         made = self._made.cpu().numpy()[np.arange(self._read, self._read + count) % self.at_once]
-        self._read, self._begun = self._read + count, 0
+        self._read, self._begun = self._read + count, self._begun - count
         if self.captured:
             self._begin(more)
         return made
 
     def _begin(self, count: int) -> None:
         """Queues what is left of `count` steps."""
-        for _ in range(self._begun, count):
+        while self._begun < count:
             self._make()
-        self._begun = count
+            self._begun += 1
 
     def _make(self) -> None:
         if self._graph is None:

@@ -426,7 +426,9 @@ def is_stock(module: Any, kind: type[Module]) -> bool:
 
 @contextmanager
 def evaluating(module: Module) -> Iterator[None]:
-    """Evaluation mode inside the block (no dropout), here and below; then each module has its own mode again."""
+    """Evaluation mode inside the block (no dropout), here and below; then each module has its own mode again. A
+    class's own `eval` or `train` is not called.
+    """
     modes = [(part, part.training) for part in module.modules()]  # the one walk: `eval` would be another
     for part, _ in modes:
         object.__setattr__(part, "training", False)

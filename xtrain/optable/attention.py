@@ -53,7 +53,8 @@ def torch_mask(torch: Any, q: Any, k: Any, is_causal: bool, lengths: Any, window
 
 
 # Head dims 64, 96 and 128 reach the kernels of a GPU's copy engine: tiles of 64 to 192 rows and their tails, one query,
-# several heads of queries to one of keys. More keys reach kernels that are chosen from 2048 and 4097 keys on.
+# several heads of queries to one of keys. More keys reach kernels that are chosen from 1024 (causal), 2048 and 4097
+# keys on.
 BIG = [
     ((3, 6, 130, 32), (3, 2, 130, 32), True),
     ((1, 2, 1, 64), (1, 2, 65, 64), False),
@@ -62,6 +63,7 @@ BIG = [
     ((1, 2, 140, 128), (1, 1, 140, 128), True),
     ((1, 2, 65, 128), (1, 2, 130, 128), False),
     ((1, 2, 70, 64), (1, 1, 2100, 64), True),
+    ((1, 2, 200, 64), (1, 1, 2100, 64), False),
     ((1, 2, 70, 128), (1, 1, 4200, 128), True),
 ]
 ATTENTION_BIG = [

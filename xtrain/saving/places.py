@@ -77,7 +77,10 @@ def modified(path: Path) -> float:
 
 def displaced_hint(directory: PathLike) -> str:
     """Return "; ..." that names what a killed save left of the missing `directory`, or ""."""
-    final = Path(os.path.realpath(directory))
+    try:
+        final = Path(os.path.realpath(directory))
+    except ValueError:  # NUL or a lone surrogate: no path
+        return ""
     if not os.path.isdir(final.parent):
         return ""
     pattern = re.compile(re.escape(f".{final.name}.old-") + r"(\d+|[a-z]{10})")

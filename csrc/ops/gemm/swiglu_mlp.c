@@ -7,7 +7,7 @@
  * with the bits of linear_joined, swiglu and linear, one after the other.
  *
  * Kept for the backward: x, gate and up in one [rows, 2 F], and h; in recompute mode h is computed again from gate and up, by the product
- * that turns these into their gradients where that has an epilogue.
+ * that turns these into their gradients where that has an epilogue and nobody else keeps them.
  */
 #include "contract/gemm.h"
 #include "contract/layers.h"
@@ -109,8 +109,8 @@ done:
     return status;
 }
 
-/* *out = gate and up where this is their last reader, else NULL. *done: the product has turned them into their gradients, and written h, unless
- * it is NULL. */
+/* *out = gate and up where this is their last reader, else NULL. *done: the product has turned gate and up into their gradients, and written h
+ * where h is not NULL. */
 static XtStatus gradient_inside(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *h, XtTensor **out, bool *done) {
     XT_CHECK(xt_node_take_last(n, GATE_UP, out));
     return *out ? xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, NULL, *out, h, done) : XT_OK;
@@ -150,10 +150,10 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     if (xt_node_needs(n, DOWN) && !again) XT_TRY(down_gradient(n, dy, gate_up, din));
     if (again) XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &h));
     if (inner) XT_TRY(gradient_inside(n, dy, down, h, &gradient, &done));
-    if (again && done) XT_TRY(xt_weight_gradient(n, DOWN, dy, h, din));
+    if (again && !done) XT_TRY(activate(gate_up, h));
+    if (again) XT_TRY(xt_weight_gradient(n, DOWN, dy, h, din));
     xt_tensor_release(h);
     h = NULL;
-    if (again && !done) XT_TRY(down_gradient(n, dy, gate_up, din));
     if (inner && !done) XT_TRY(gradient_apart(dy, down, gate_up, &gradient));
     if (inner) XT_TRY(xt_joined_gradients(n, 2, weights, rows, gradient, din));
 done:
