@@ -10,21 +10,25 @@ from xtrain import _C
 from xtrain.optable.table import array, bits
 
 
-def results(op: Callable, given: list, passes: int = 1) -> list[bytes]:
-    """Of the output and of all gradients; b"" for none."""
-    y = op(*given)
+def results(op: Callable, given: list, passes: int = 1, again: bool = False) -> list[bytes]:
+    """Of the output and of all gradients; b"" for none. again: in recompute mode."""
+    with xt.recompute() if again else xt.enable_grad():
+        y = op(*given)
     for i in range(passes):
         y.backward(xt.ones(*y.shape).to(y.dtype) * 0.5, retain_graph=i < passes - 1)
     return [bits(y), *(b"" if t.grad is None else bits(t.grad) for t in given)]
 
 
 def check_frozen(op: Callable, separate: Callable, make: Callable, frozen: tuple[int, ...]) -> None:
-    both = make(), make()
-    for given in both:
-        for i in frozen:
-            given[i].requires_grad = False
-    assert results(op, both[0]) == results(separate, both[1])
-    assert all((t.grad is None) == (i in frozen) for i, t in enumerate(both[0]))
+    """In recompute mode, too, and where a second backward follows."""
+    for again in (False, True):
+        for passes in (1, 2):
+            both = make(), make()
+            for given in both:
+                for i in frozen:
+                    given[i].requires_grad = False
+            assert results(op, both[0], passes, again) == results(separate, both[1], passes)
+            assert all((t.grad is None) == (i in frozen) for i, t in enumerate(both[0]))
 
 
 def check_place_taken(op: Callable, make: Callable, held: int, taken: int) -> None:

@@ -208,6 +208,8 @@ FAULTS = [
         '    XT_CHECK(xt_check_shape(c->op, "up", c->arg[UP].tensor, 2, gate->shape));\n', "", "up has the shape of gate",
         _ERR + "swiglu_mlp",
     ),
+    Fault("swiglu_mlp: h of nothing", "csrc/ops/gemm/swiglu_mlp.c", "    if (again && !done) XT_TRY(activate(gate_up, h));\n", "", "h again, where no product makes it", "tests/cuda/test_swiglu_mlp.py::test_what_needs_no_gradient_gets_none"),
+    Fault("swiglu_mlp: dD with h alone", "csrc/ops/gemm/swiglu_mlp.c", "if (xt_node_needs(n, DOWN) && !again) XT_TRY", "if (xt_node_needs(n, DOWN) && kept) XT_TRY", "down's gradient where gate, up and x are frozen, in recompute mode", "tests/cuda/test_swiglu_mlp.py::test_what_needs_no_gradient_gets_none"),
     Fault(
         "swiglu_mlp: gate and up keep their place", "csrc/ops/gemm/swiglu_mlp.c", "    XT_CHECK(xt_node_take_last(n, GATE_UP, out));\n", "    (void)n;\n",
         "their gradients take it where the graph is freed",
