@@ -13,8 +13,8 @@
  * Frequencies: rope.cuh.
  */
 #include "common/divide.cuh"
+#include "common/rope.cuh"
 #include "contract/layers.h"
-#include "layers/rope.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int ITEMS = 4;                /* lines of a thread in flight together */

@@ -92,7 +92,7 @@ FAULTS = [
     Fault("cuda softmax: the dot of another row", _L + "softmax.cu", "    A dot = sum_of<4>(part);\n", "    A dot = 2 * sum_of<4>(part);\n", "dx_i = p_i (dy_i - sum_j dy_j p_j)", GRADIENT + "softmax"),
     Fault("cuda swiglu: the slope of silu", "cuda/common/swiglu.cuh", "dgate = ds * u * (1 + g * (1 - s));", "dgate = ds * u * (1 + g * s);", "silu'(g) = s (1 + g (1 - s))", GRADIENT + "swiglu"),
     Fault("cuda swiglu: the short end of a row", _L + "swiglu.cu", "        if (e < count) p[e] = v.at[e];\n", "        if (e + 1 < count) p[e] = v.at[e];\n", "rows of any length", FORWARD + "swiglu"),
-    Fault("cuda rope: frequencies of one dimension", _L + "rope.cuh", "(A)(2 * (first + i)) / (A)dim", "(A)(first + i) / (A)dim", "theta^(-2i/D)", FORWARD + "rope"),
+    Fault("cuda rope: frequencies of one dimension", "cuda/common/rope.cuh", "(A)(2 * (first + i)) / (A)dim", "(A)(first + i) / (A)dim", "theta^(-2i/D)", FORWARD + "rope"),
     Fault("cuda embedding: ids beyond the table", _L + "embedding.cu", "const bool known = id >= 0 && id < vocab;", "const bool known = id >= 0 && id <= vocab;", "an id out of range is raised at the next wait", _CUDA + "test_an_index_out_of_range_is_raised_at_the_next_wait"),
     Fault("cuda decoder_step: the last warp is forgotten", _L + "decoder_step.cuh", "for (int w = 1; w < WARPS; w++) sum += s.sums[w]", "for (int w = 1; w < WARPS - 1; w++) sum += s.sums[w]", "the sum over the warps", "tests/cuda/test_generation_kernels.py -k one_launch"),
     Fault("cuda decoder_step: a count stays", _L + "decoder_step.cuh", "if (s.chunk.is_last) *count = 0;", "if (s.chunk.is_last) *count = 1;", "zeros between launches", "tests/cuda/test_generation_kernels.py -k one_launch"),

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/cuda.cuh"
+#include "contract/layers.h"
 #include "core/rope_scale.h"
 
 #include <math.h>
