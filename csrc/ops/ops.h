@@ -132,6 +132,15 @@ XtStatus xt_share(XtTensor *t, XtTensor **out);
 /* Returns status. One that is not XT_OK releases *out and sets it to NULL. */
 XtStatus xt_or_release(XtStatus status, XtTensor **out);
 
+/* Whether the memory of two contiguous tensors has bytes in common. The data of a tensor without elements is the beginning of its storage,
+ * which is inside no other tensor. */
+static inline bool xt_share_memory(const XtTensor *a, const XtTensor *b) {
+    const int64_t size_a = xt_view_numel(&a->view) * (int64_t)xt_dtype_size(a->dtype);
+    const int64_t size_b = xt_view_numel(&b->view) * (int64_t)xt_dtype_size(b->dtype);
+    const char *x = a->data, *y = b->data;
+    return x < y + size_b && y < x + size_a;
+}
+
 /* The elements of t; NULL for NULL. */
 static inline void *xt_data(const XtTensor *t) { return t ? t->data : NULL; }
 

@@ -233,6 +233,19 @@ def test_changes_are_counted(number: int) -> None:
         y.backward()
 
 
+@pytest.mark.parametrize(("one", "other"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_no_common_memory(one: int, other: int) -> None:
+    names, memory = ["ids", "state", "made", "tokens"], xt.zeros(9, dtype=xt.int64)
+    shapes = [(2, 1), (5,), (3, 2), (2,)]
+    arguments = [xt.zeros(*shape, dtype=xt.int64) for shape in shapes]
+    for i in (one, other):
+        arguments[i] = memory[: int(np.prod(shapes[i]))].reshape(*shapes[i])
+    with pytest.raises(
+        ValueError, match=f"^advance_: {names[one]} must not overlap {names[other]}, got common memory$"
+    ):
+        _C.advance_(*arguments)
+
+
 def test_a_ring_comes_round() -> None:
     """Each step keeps its tokens in the next row, behind the last one the first."""
     ids, state, made, _ = given()

@@ -25,6 +25,11 @@ static XtStatus forward(XtCall *c) {
     XtStatus status = XT_OK;
     XT_TRY(check(c));
     XT_TRY(xt_dense(c->arg[3].tensor, &tokens));
+    const XtTensor *const all[] = {ids, state, made, tokens};
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++)
+            if (xt_share_memory(all[i], all[j]))
+                XT_TRY(xt_error(XT_VALUE_ERROR, "advance_: %s must not overlap %s, got common memory", NAMES[i], NAMES[j]));
     for (int i = 0; i < 3; i++) XT_TRY(xt_begin_inplace(c->arg[i].tensor, c->op->name));
     XtAdvance p = {.ids = ids->data,
                    .state = state->data,
@@ -45,5 +50,5 @@ const XtOp xt_op_advance_ = {
     .doc = "The end of a step of generation that drew tokens [B], in place, all int64: ids [B, 1] become the tokens, 0 for a\n"
            "negative one; row `slot` of made [N, B] the tokens as they are. state [B + 3] has positions [B], seed, step and slot:\n"
            "positions and step go up by one, slot to the next of [0, N), and to 0 from the last. A slot outside keeps nothing,\n"
-           "and goes to 0. None of them may overlap another, which is not checked.",
+           "and goes to 0. None of them may overlap another.",
 };

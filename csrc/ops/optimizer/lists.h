@@ -22,15 +22,6 @@ static inline XtStatus xt_check_list(const XtOp *op, const char *name, const XtA
     return XT_OK;
 }
 
-/* Whether the memory of two contiguous tensors has bytes in common. The data of a tensor without elements is the beginning of its storage,
- * which is inside no other tensor. */
-static inline bool xt_share_memory(const XtTensor *a, const XtTensor *b) {
-    const int64_t size_a = xt_view_numel(&a->view) * (int64_t)xt_dtype_size(a->dtype);
-    const int64_t size_b = xt_view_numel(&b->view) * (int64_t)xt_dtype_size(b->dtype);
-    const char *x = a->data, *y = b->data;
-    return x < y + size_b && y < x + size_a;
-}
-
 /* A scalar on the parameters' device, whose value is not looked at: reading it would wait for that device. */
 static inline XtStatus xt_check_scalar(const XtOp *op, const char *name, const XtTensor *scalar, const XtArg *params,
                                        XtDtype dtype) {

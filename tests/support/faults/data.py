@@ -137,6 +137,7 @@ FAULTS = [
     Fault("advance_: a slot below 0", _ADVANCE, "kept && *slot + 1 < p->slots ? *slot + 1 : 0", "*slot + 2 < p->slots ? *slot + 1 : 0", "a slot outside goes to 0", FORWARD + "advance_"),
     Fault("advance_: changes are not counted", "csrc/ops/layers/advance.c", "for (int i = 0; i < 3; i++) XT_TRY(xt_begin", "for (int i = 0; i < 2; i++) XT_TRY(xt_begin", "ids, state and made are changed in place", _DRAWING + "test_changes_are_counted"),
     Fault("advance_: strides of tokens", "csrc/ops/layers/advance.c", "XT_TRY(xt_dense(c->arg[3].tensor, &tokens));", "XT_TRY(xt_share(c->arg[3].tensor, &tokens));", "tokens of any strides", _DRAWING + "test_tokens_of_any_strides"),
+    Fault("advance_: common memory", "csrc/ops/layers/advance.c", "for (int j = 0; j < i; j++)", "for (int j = 0; j < i - 1; j++)", "none of them overlaps another", "tests/ops/test_sample.py::test_no_common_memory"),
     Fault("advance_: two devices", "csrc/ops/layers/advance.c", "        XT_CHECK(xt_check_device(c->op, \"tokens\", tokens, NAMES[i], t));\n", "", "one device", _DRAWING + "test_one_device"),
     Fault("generate: steps begin late", "xtrain/generation/steps.py", "            self._begin(more)\n", "            self._begin(0)\n", "a captured graph begins them before the host looks", "tests/cuda/test_captured_generation.py -k begun"),
     Fault("decoder_step: gate and up are exchanged", _STEP, "(1 + EXP(-LOAD(gate[i]))) * LOAD(up[i])", "(1 + EXP(-LOAD(up[i]))) * LOAD(gate[i])", "silu(gate) up", FORWARD + "decoder_step"),
