@@ -178,6 +178,7 @@ typedef struct HopperSpans {
     __device__ void read_ends(const Call &call, const HopperWork &work, const HopperEdges &edges, int from, int rows) {
         get(first, last, call, work, edges, min(from, rows - 1), min(from + 63, rows - 1));
     }
+    /* read_rows and read_ends at once. Written out: the kernels that pass by no tiles keep their machine code that way. */
     template <typename Call>
     __device__ void read(const Call &call, const HopperWork &work, const HopperEdges &edges, int from, int mine, int rows) {
         int at[4] = {min(mine, rows - 1), min(mine + 8, rows - 1), min(from, rows - 1), min(from + 63, rows - 1)};
