@@ -299,6 +299,8 @@ XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out) {
                     (unsigned long long)now);
 }
 
+XtTensor *xt_node_place(int slot) { return walking->saved[slot].tensor; }
+
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
     XtStatus status = xt_node_saved(node, slot, out);
     if (status != XT_OK) *out = NULL;

@@ -149,8 +149,11 @@ void xt_node_recomputes(XtNode *node, int index, XtTensor *tensor);
 /* In a backward, of the node whose rule runs: the saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it, or what it is computed
  * again from, was changed in place since. */
 XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
-/* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new, or NULL
- * where the slot is empty, another walk reads it, or it was computed again. */
+/* The tensor of a slot, borrowed, for its place in memory alone: its elements may have changed since. NULL where the slot is empty, or
+ * would be computed again. */
+XtTensor *xt_node_place(int slot);
+/* The tensor of a slot, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns
+ * new, or NULL where the slot is empty, another walk reads it, or it was computed again. */
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out);
 /* The same where the backward frees the graph and nobody else has a tensor over that memory: it may be written over, as this rule is its
  * last reader. Else NULL, and the slot is as it was. */

@@ -4,8 +4,8 @@
  * left operand and A its right one, each with its own transpose flag and leading dimension. No matrix is transposed in memory.
  *
  * Plans. Descriptors and the choice of the algorithm cost more than a small product, and are a function of the shape: they are kept
- * in a hash table per device. The choice is made among what the heuristic offers for pointers aligned as these are up to 16 bytes: its
- * first, but for short sums on Hopper (pick_algorithm). Nothing is timed, so every run makes the same choice.
+ * in a hash table per device. The choice is made among what the heuristic offers for pointers aligned as these are up to 16 bytes, and
+ * from a table of products (cublas_choice.cuh). Nothing is timed, so every run makes the same choice.
  *
  * Deterministic and in ACC: a split along K adds its parts in a second pass, in float32 (float64), from the workspace. The other
  * schemes of cuBLAS add with atomics, or round the parts to the dtype. The workspace is one block per device, for the life of the
@@ -25,8 +25,8 @@
  * algorithm, lists of pointers that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault).
  * What the library refuses after it has offered an algorithm is an error.
  */
+#include "cublas_choice.cuh"
 #include "gemm.cuh"
-#include "runtime/cublas.cuh"
 
 #include <new>
 #include <pthread.h>
@@ -249,33 +249,6 @@ static XtBlasStatus make_preference(const XtCublasLt *lt, void **preference, con
     return status;
 }
 
-static int32_t attribute_of(const XtCublasLt *lt, const XtLtAlgo *algo, int attribute) {
-    int32_t value = -1;
-    size_t written;
-    return lt->algo_get(algo, attribute, &value, sizeof value, &written) == XT_BLAS_SUCCESS ? value : -1;
-}
-
-/* Which of the heuristic's offers, best first, the product takes: the first, with one exception.
- *
- * A sum of 1,024 terms ends so soon that the end of a tile, where C is written, costs a tenth of its time. Of cuBLAS' Hopper kernels
- * (algorithm 66) those hide it whose two warpgroups work on tiles of their own in turns (custom options below 4); the heuristic ranks them
- * behind kernels whose warpgroups share a larger tile. So the first of them is taken where sums are short and C is large: up to 22 % less
- * time, with the first offer's bits, as neither splits a sum. parity/bench/gpu_algorithms.py measures it (docs/worklog/gemm-cuda.md). */
-static int pick_algorithm(const XtCublasLt *lt, const Key *key, const XtLtChoice *choices, int found) {
-    const int64_t longest = 6144, elements = (int64_t)1 << 22; /* terms of a sum; of C: 128 large tiles */
-    const bool half = key->dtype_a == XT_BFLOAT16 || key->dtype_a == XT_FLOAT16;
-    if (!half || xt_compute_capability() != 90 || key->batch != 1 || key->k > longest || key->m * key->n < elements) return 0;
-    for (int i = 0; i < found; i++) {
-        const XtLtAlgo *algo = &choices[i].algo;
-        if (choices[i].status != XT_BLAS_SUCCESS || attribute_of(lt, algo, XT_LT_ALGO_ID) != 66) continue;
-        if (attribute_of(lt, algo, XT_LT_ALGO_SPLITS_OF_K) != 1)
-            return 0; /* sums in another order than those of offers behind it */
-        const int32_t option = attribute_of(lt, algo, XT_LT_ALGO_CUSTOM_OPTION);
-        if (option >= 0 && option < 4) return i;
-    }
-    return 0;
-}
-
 static XtBlasStatus add_bias(const XtCublasLt *lt, void *desc, const XtGemm *p) {
     const int32_t epilogue = XT_LT_EPILOGUE_BIAS;
     XtBlasStatus status = lt->desc_set(desc, XT_LT_DESC_EPILOGUE, &epilogue, sizeof epilogue);
@@ -312,9 +285,10 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
         status = lt->choose(device->lt, plan->desc, plan->b, plan->a, plan->c, plan->c, preference, OFFERS, choices, &found);
     }
     if (preference) lt->preference_destroy(preference);
-    const XtLtChoice *choice = &choices[status || found == 0 ? 0 : pick_algorithm(lt, key, choices, found)];
+    const XtLtChoice *choice = &choices[status || found == 0 ? 0 : pick_offer(lt, p, choices, found)];
     if (!status) status = found > 0 ? choice->status : XT_BLAS_NOT_SUPPORTED;
     plan->algo = choice->algo;
+    if (!status) take_measured(lt, device->lt, plan->desc, plan->a, plan->b, plan->c, p, &plan->algo);
     plan->supported = status == XT_BLAS_SUCCESS;
     if (status && status != XT_BLAS_NOT_SUPPORTED) {
         drop(lt, plan);

@@ -33,7 +33,14 @@ enum {
     XT_LT_PREF_ALIGNMENT_C = 7,
     XT_LT_PREF_ALIGNMENT_D = 8,
 };
-enum { XT_LT_ALGO_ID = 0, XT_LT_ALGO_SPLITS_OF_K = 2, XT_LT_ALGO_CUSTOM_OPTION = 5 }; /* int32_t, int32_t, uint32_t */
+enum {
+    XT_LT_ALGO_ID = 0,
+    XT_LT_ALGO_TILE = 1,
+    XT_LT_ALGO_SPLITS_OF_K = 2,
+    XT_LT_ALGO_REDUCTION = 3,
+    XT_LT_ALGO_CUSTOM_OPTION = 5,
+    XT_LT_ALGO_CLUSTER = 8
+}; /* of 32 bits, CLUSTER of 16 */
 
 typedef struct XtLtAlgo {
     uint64_t data[8];
@@ -67,6 +74,9 @@ typedef struct XtLtChoice { /* cublasLtMatmulHeuristicResult_t */
        int *found)) \
     X(algo_get, MatmulAlgoConfigGetAttribute, XtBlasStatus, \
       (const XtLtAlgo *algo, int attribute, void *value, size_t nbytes, size_t *written)) \
+    X(algo_set, MatmulAlgoConfigSetAttribute, XtBlasStatus, (XtLtAlgo *algo, int attribute, const void *value, size_t nbytes)) \
+    X(algo_check, MatmulAlgoCheck, XtBlasStatus, \
+      (void *handle, void *desc, void *a, void *b, void *c, void *d, const XtLtAlgo *algo, XtLtChoice *result)) \
     X(matmul, Matmul, XtBlasStatus, \
       (void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b, void *b_layout, \
        const void *beta, const void *c, void *c_layout, void *d, void *d_layout, const XtLtAlgo *algo, void *workspace, \

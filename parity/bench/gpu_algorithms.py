@@ -1,9 +1,9 @@
-"""Times what cuBLASLt's heuristic offers for the products of training steps on one GPU: what cuda/gemm/cublas.cu picks from.
+"""Times what cuBLASLt's heuristic offers for the products of training steps on one GPU: what cuda/gemm/cublas_choice.cuh picks from.
 
     python parity/bench/gpu_algorithms.py [--models 0.6B,wide,...] [--dtype bfloat16] [--offers 8] [--rounds 4] [--json FILE]
 
 Products are those of a layer's matrices: forward x W^T, gradient of x, and of W (a sum over tokens), on random data. Each line has the first
-offer, what the rule of cublas.cu picks, and the fastest: place among the offers, ms, TFLOP/s and, in brackets, tile, custom option, cluster
+offer, what its rule picks, and the fastest: place among the offers, ms, TFLOP/s and, in brackets, tile, custom option, cluster
 and splits along K (numbers of cublasLtMatmulAlgoConfigAttributes_t). "bits" counts the offers whose results have the first one's bits. Offers
 take turns, so that all of them meet the same clocks.
 """
@@ -137,7 +137,7 @@ class Product:
 
 
 def picked(rows: list[dict], m: int, n: int, k: int) -> dict:
-    """pick_algorithm of cuda/gemm/cublas.cu."""
+    """pick_offer of cuda/gemm/cublas_choice.cuh."""
     if k <= 6144 and m * n >= 1 << 22:
         for row in rows:
             if row["algorithm"] == 66 and row["splits"] != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 import xtrain.functional as F
@@ -88,3 +89,18 @@ def test_documents_that_break_the_rule_end(causal: bool) -> None:
     _C.scaled_dot_product_attention(q, q, q, causal, None, False, "flash", wild).backward(x)
     xt.cuda.synchronize()
     assert q.grad is not None and q.grad.shape == x.shape
+
+
+def test_warpgroups_that_see_other_tiles_go_on_together() -> None:
+    """In a process of its own: a warpgroup that neither releases a tile nor takes its turn leaves the others waiting for ever."""
+    code = """
+import xtrain as xt
+import xtrain.functional as F
+q = xt.randn(2, 720, 4, 64, device="cuda").to(xt.bfloat16).transpose(1, 2)
+bounds = F.document_bounds([[330, 390], [64, 500, 156]], device="cuda")
+for _ in range(3):
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=True, backend="flash", documents=bounds)
+print(bool(out.isfinite().all()))
+"""
+    done = python("-c", code, timeout=60)  # it takes some seconds
+    assert done.stdout == "True\n", done.stdout + done.stderr

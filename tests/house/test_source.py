@@ -102,7 +102,8 @@ DEVICE_KINDS = [
         "supports: too little shared memory is a reason; the exception: attention in 16 bits on 9.0",
     ),
     ("common/launch.cuh", 2, "the declarations"),
-    ("gemm/cublas.cu", 2, "exception: bytes of workspace, and 9.0, which the choice among cuBLAS' algorithms sees"),
+    ("gemm/cublas.cu", 1, "exception: bytes of workspace"),
+    ("gemm/cublas_choice.cuh", 2, "exception: 9.0, which the choice among cuBLAS' algorithms sees"),
     ("gemm/few.cu", 1, "exception: the tensor cores of 8.0"),
     ("gemm/hopper.cu", 2, "exception: the tensor cores of 9.0"),
     (

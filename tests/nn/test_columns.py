@@ -155,10 +155,15 @@ def test_attention_of_columns_gets_gradients_that_are_columns() -> None:
     assert len({p - places[5] for p in places[3:]}) == 3, "dense gradients are copied into the product's"
 
 
+def rotated(q, k):
+    return _C.rope(q, 100.0, None, 3), _C.rope(k, 100.0, None, 3)
+
+
 @pytest.mark.parametrize("order", ["qkv", "vqk"])
-def test_values_get_gradients_beside_those_of_normalised_heads(order: str) -> None:
-    """Qwen3's v is columns of the product, q and k pass a norm: dv is left where the norm's backward puts dq and dk beside it later, so
-    split() copies nothing. Who keeps dv keeps its values."""
+@pytest.mark.parametrize("through", [qk, rotated])
+def test_values_get_gradients_beside_those_of_rotated_heads(through, order: str) -> None:
+    """v is columns of the product, q and k are rotated, in Qwen3 after a norm: dv is left where the backward of both puts dq and dk
+    beside it later, so split() copies nothing. Who keeps dv keeps its values."""
     x, dy, widths = xt.randn(6, 32), xt.randn(2, 3, 2, 8), {"q": 16, "k": 8, "v": 8}
     x.requires_grad = True
     places, grads, kept = [], [], []
@@ -171,9 +176,20 @@ def test_values_get_gradients_beside_those_of_normalised_heads(order: str) -> No
             t.register_hook(lambda g: places.append(g.data_ptr()))
         parts["v"].register_hook(lambda g: kept.append((g, array(g).copy())))
         x.grad = None
-        y = _C.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (*qk(q, k), v)), True, enable_gqa=True)
+        y = _C.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (*through(q, k), v)), True, enable_gqa=True)
         (y.transpose(1, 2) * dy).sum().backward()
         grads.append(bits(x.grad))
     assert grads[0] == grads[1] and all(np.array_equal(array(g), then) for g, then in kept)
     first = np.cumsum([0] + [4 * widths[name] for name in order[:2]])
     assert sorted(p - min(places[:4]) for p in places[:4]) == [0, *first]
+
+
+def test_heads_may_change_after_their_rotation() -> None:
+    """RoPE's backward needs their place alone."""
+    x = xt.randn(6, 24).requires_grad_()
+    heads = (x * 1.0)[:, :16].view(2, 3, 2, 8)
+    y = _C.rope(heads, 100.0, None, 3)
+    with xt.no_grad():
+        heads.mul_(3.0)
+    y.backward(xt.ones(2, 3, 2, 8))
+    assert array(x.grad)[:, :16].any() and not array(x.grad)[:, 16:].any()

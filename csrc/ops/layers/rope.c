@@ -4,7 +4,8 @@
  *
  * The map is a rotation, so the backward is the same kernel turned by -angle. x [rows, H, D] or [B, S, H, D]; the position of a row is
  * its index in its own sequence: row % period, where the period is S (all rows for a 3-D x) unless given, or positions[row].
- * x is saved only to compute y again: the backward does not read it.
+ * The backward does not read x. It is saved to compute y again, and where it is a view with gaps, such as columns of a product: dx is
+ * then made as columns, too, which split() need not copy.
  */
 #include "contract/layers.h"
 #include "ops/ops.h"
@@ -21,20 +22,23 @@ XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
     return XT_OK;
 }
 
-static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t period, XtRopeBase base, bool inverse, XtTensor **out) {
+/* out is new: dense, or columns as `like` is, if that is given. */
+static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t period, XtRopeBase base, bool inverse, XtTensor *like,
+                       XtTensor **out) {
     XtTensor *x = NULL;
     XtStatus status = XT_OK;
     XtRope p = {.positions = xt_data(positions), .dtype = given->dtype, .period = period, .base = base, .inverse = inverse};
     int d = given->ndim - 1;
     XT_TRY(xt_even_rows(given, &x, p.x_stride));
-    XT_TRY(xt_empty_like(x, out));
+    if (like) XT_TRY(xt_empty_like_columns(1, &like, out));
+    else XT_TRY(xt_empty_like(x, out));
     p.out = (*out)->data;
     p.x = x->data;
     p.rows = given->ndim == 4 ? given->shape[0] * given->shape[1] : given->shape[0];
     p.heads = given->shape[d - 1];
     p.dim = given->shape[d];
-    p.out_stride[0] = p.heads * p.dim;
-    p.out_stride[1] = p.dim;
+    p.out_stride[0] = (*out)->strides[d - 2];
+    p.out_stride[1] = (*out)->strides[d - 1];
     status = xt_backend_of(x)->rope(&p);
     if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
 done:
@@ -116,10 +120,10 @@ static XtStatus forward(XtCall *c) {
     if (dim % 2)
         return xt_error(XT_VALUE_ERROR, "rope: the last dim of x must be even, got shape %s", xt_shape_text(x->ndim, x->shape));
     XT_TRY(xt_rope_places(c, 1, "x", x, &positions, &period));
-    XT_TRY(rotate(x, positions, period, xt_rope_base(c->arg, 1), false, &c->out[0]));
+    XT_TRY(rotate(x, positions, period, xt_rope_base(c->arg, 1), false, NULL, &c->out[0]));
     c->out_count = 1;
     XT_TRY(xt_save(c, positions));
-    XT_TRY(xt_save(c, c->recomputed ? x : NULL));
+    XT_TRY(xt_save(c, c->recomputed || !xt_view_is_contiguous(&x->view) ? x : NULL));
 done:
     xt_tensor_release(positions);
     return status;
@@ -130,7 +134,7 @@ static XtStatus recompute(XtNode *n, XtTensor **out) {
     XtTensor *positions, *x;
     XT_CHECK(xt_node_saved(n, 0, &positions));
     XT_CHECK(xt_node_saved(n, 1, &x));
-    return rotate(x, positions, xt_rope_period(arg, 1, x), xt_rope_base(arg, 1), false, &out[0]);
+    return rotate(x, positions, xt_rope_period(arg, 1, x), xt_rope_base(arg, 1), false, NULL, &out[0]);
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -138,7 +142,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtTensor *dy = dout[0];
     XtTensor *positions;
     XT_CHECK(xt_node_saved(n, 0, &positions));
-    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true, &din[0]);
+    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true, xt_node_place(1), &din[0]);
 }
 
 const XtOp xt_op_rope = {

@@ -241,11 +241,20 @@ FAULTS = [
     ),
     Fault(
         "columns: all or none", "csrc/ops/elementwise/joined.c", "XT_TRY(xt_empty_like_columns(1, &like[i], &out[i]));", "XT_TRY(xt_empty_like(like[i], &out[i]));",
-        "columns among dense heads get a block", "tests/nn/test_columns.py -k beside_those_of_normalised_heads",
+        "columns among dense heads get a block", "tests/nn/test_columns.py -k beside_those_of_rotated_heads",
     ),
     Fault(
         "columns: one head has a stride", "csrc/ops/elementwise/joined.c", "(t->shape[d - 1] == 1 || t->strides[d - 1] == dim)", "t->strides[d - 1] == dim",
-        "the stride of a single head is nothing", "tests/nn/test_columns.py -k beside_those_of_normalised_heads",
+        "the stride of a single head is nothing", "tests/nn/test_columns.py -k beside_those_of_rotated_heads",
+    ),
+    Fault(
+        "columns: rotated heads elsewhere", "csrc/ops/layers/rope.c", "true, xt_node_place(1), &din[0]);", "true, NULL, &din[0]);",
+        "dx of columns is columns", "tests/nn/test_columns.py -k beside_those_of_rotated_heads",
+    ),
+    Fault(
+        "columns: a place that must not change", "csrc/ops/layers/rope.c", "    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy)",
+        "    XtTensor *seen;\n    XT_CHECK(xt_node_saved(n, 1, &seen));\n    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy)",
+        "elements may have changed since", "tests/nn/test_columns.py::test_heads_may_change_after_their_rotation",
     ),
     Fault("autograd: 4096", "csrc/py/tensor/autograd.c", "PyTuple_GET_SIZE(items) > 4096", "PyTuple_GET_SIZE(items) >= 4096", "at most 4096 entries", "tests/core/test_autograd_clauses.py::test_so_many_inputs_and_outputs"),
     Fault("autograd: gradient number", "csrc/py/tensor/autograd.c", '"%s: gradient %d of backward must be a Tensor or None, got %.100s", node->name, i,', '"%s: gradient %d of backward must be a Tensor or None, got %.100s", node->name, i + 1,', "gradients count from 0", "tests/core/test_autograd_clauses.py::test_gradients_of_a_custom_operation_are_numbered_from_0"),
