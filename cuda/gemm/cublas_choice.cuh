@@ -84,8 +84,8 @@ static bool is_size(int64_t size, int32_t wanted) {
 static const Measured *find_measured(const XtCublasLt *lt, const XtGemm *p) {
     const size_t version = lt->version();
     if (version / 100 != 1301 || xt_compute_capability() != 90 || p->batch[1] != 1 || p->dtype_a != XT_BFLOAT16) return NULL;
-    /* The copy engine reads rows that begin at multiples of 16 bytes. */
-    if ((((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) || p->lda % 8 || p->ldb % 8 || p->ldc % 8) return NULL;
+    /* The copy engine wants matrices that begin at multiples of 16 bytes. Rows that do not are what algo_check refuses. */
+    if (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) return NULL;
     for (const Measured *one = measured; one != measured + sizeof measured / sizeof *measured; one++)
         if (is_size(p->m, one->m) && is_size(p->n, one->n) && is_size(p->k, one->k) && p->trans_a == one->trans_a &&
             p->trans_b == one->trans_b && p->dtype_c == one->dtype_c)

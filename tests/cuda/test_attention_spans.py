@@ -96,10 +96,11 @@ def test_warpgroups_that_see_other_tiles_go_on_together() -> None:
     code = """
 import xtrain as xt
 import xtrain.functional as F
-q = xt.randn(2, 720, 4, 64, device="cuda").to(xt.bfloat16).transpose(1, 2)
-bounds = F.document_bounds([[330, 390], [64, 500, 156]], device="cuda")
-for _ in range(3):
-    out = F.scaled_dot_product_attention(q, q, q, is_causal=True, backend="flash", documents=bounds)
+for dim in (64, 128):
+    q = xt.randn(2, 2400, 4, dim, device="cuda").to(xt.bfloat16).transpose(1, 2)
+    bounds = F.document_bounds([[256, 464, 1680], [448, 272, 1680]], device="cuda")  # they begin inside blocks, tiles further
+    for _ in range(3):
+        out = F.scaled_dot_product_attention(q, q, q, is_causal=True, backend="flash", documents=bounds)
 print(bool(out.isfinite().all()))
 """
     done = python("-c", code, timeout=60)  # it takes some seconds
