@@ -1,11 +1,14 @@
 """Times what cuBLASLt's heuristic offers for the products of training steps on one GPU: what cuda/gemm/cublas_choice.cuh picks from.
 
-    python parity/bench/gpu_algorithms.py [--models 0.6B,wide,...] [--dtype bfloat16] [--offers 8] [--rounds 4] [--json FILE]
+    python parity/bench/gpu_algorithms.py [--models 0.6B,wide,...] [--dtype bfloat16] [--offers 8] [--rounds 4] [--search 40] [--json FILE]
 
 Products are those of a layer's matrices: forward x W^T, gradient of x, and of W (a sum over tokens), on random data. Each line has the first
 offer, what its rule picks, and the fastest: place among the offers, ms, TFLOP/s and, in brackets, tile, custom option, cluster
 and splits along K (numbers of cublasLtMatmulAlgoConfigAttributes_t). "bits" counts the offers whose results have the first one's bits. Offers
 take turns, so that all of them meet the same clocks.
+
+--search tries every kernel of algorithm 66 that does not split sums, too: tiles, clusters and custom options that the library takes for the
+product, in so many seconds for all products, of which the fastest nine then take turns with the offers. "place" is -1 for them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import argparse
 import ctypes as c
 import json
+import random
+import time
 
 import torch
 
@@ -28,6 +33,8 @@ MODELS = {
     "head 124M": (13312, ((768, 50256),)),
 }
 WORKSPACE = 32 << 20
+CLUSTERS = (2, 3, 5)  # 1x1, 2x1 and 1x2
+TILE_IDS, CUSTOM_OPTION_MAX = 6, 7  # what an algorithm can do
 ATTRIBUTES = dict(algorithm=0, tile=1, splits=2, custom=5, stages=6, cluster=8)
 TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}
 
@@ -135,23 +142,77 @@ class Product:
             found[name] = word.value
         return found
 
+    def able(self, offer: Offer, what: int) -> list[int]:
+        size = c.c_size_t()
+        of = c.byref(offer.algorithm)
+        self.lt.cublasLtMatmulAlgoCapGetAttribute(of, what, None, c.c_size_t(0), c.byref(size))
+        room = (c.c_int32 * max(1, size.value // 4))()
+        call(self.lt.cublasLtMatmulAlgoCapGetAttribute(of, what, room, c.c_size_t(size.value), c.byref(size)))
+        return list(room)
+
+    def other(self, offer: Offer, tile: int, custom: int, cluster: int) -> Offer | None:
+        """The kernel of these numbers, without a split of the sums; None where the library does not take it."""
+        made, result = Offer(), Offer()
+        c.memmove(c.byref(made), c.byref(offer), c.sizeof(Offer))
+        for attribute, value, nbytes in ((1, tile, 4), (5, custom, 4), (8, cluster, 2), (2, 1, 4), (3, 0, 4)):
+            word = c.c_uint32(value)
+            put = self.lt.cublasLtMatmulAlgoConfigSetAttribute
+            if put(c.byref(made.algorithm), attribute, c.byref(word), c.c_size_t(nbytes)):
+                return None
+        check = self.lt.cublasLtMatmulAlgoCheck
+        layouts = self.of_b, self.of_a, self.of_c, self.of_c
+        return None if check(self.handle, self.what, *layouts, c.byref(made.algorithm), c.byref(result)) else made
+
+    def timed(self, offer: Offer, repeats: int) -> float:
+        """Milliseconds of a call."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(repeats):
+            if self.run(offer):
+                return float("inf")
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / repeats
+
+    def searched(self, offers: list[Offer], seconds: float) -> list[Offer]:
+        """The fastest nine of what is no offer, each timed once."""
+        ours = [offer for offer in offers if self.attributes(offer)["algorithm"] == 66]
+        if not ours:
+            return []
+        end, seen = time.monotonic() + seconds, {tuple(self.attributes(offer).values()) for offer in offers}
+        options = range(self.able(ours[0], CUSTOM_OPTION_MAX)[0] + 1)
+        places = [(t, o, s) for t in self.able(ours[0], TILE_IDS) for o in options for s in CLUSTERS]
+        random.Random(0).shuffle(places)
+        found: list[tuple[float, int, Offer]] = []
+        for place in places:
+            if time.monotonic() > end:
+                break
+            made = self.other(ours[0], *place)
+            if made is not None and (key := tuple(self.attributes(made).values())) not in seen:
+                seen.add(key)
+                self.timed(made, 1)
+                found.append((self.timed(made, 2), len(found), made))
+        return [offer for _, _, offer in sorted(found, key=lambda one: one[:2])[:9]]
+
 
 def picked(rows: list[dict], m: int, n: int, k: int) -> dict:
     """pick_offer of cuda/gemm/cublas_choice.cuh."""
     if k <= 6144 and m * n >= 1 << 22:
         for row in rows:
-            if row["algorithm"] == 66 and row["splits"] != 1:
+            if row["place"] < 0 or (row["algorithm"] == 66 and row["splits"] != 1):
                 break
             if row["algorithm"] == 66 and row["custom"] < 4:
                 return row
     return rows[0]
 
 
-def compare(lt, handle, name: str, sizes, dtype, out, beta: float, args) -> dict:
+def compare(lt, handle, name: str, sizes, dtype, out, beta: float, args, search: float) -> dict:
     m, n, k, trans_a, trans_b = sizes
     product = Product(lt, handle, m, n, k, trans_a, trans_b, dtype, out, beta)
     rows, first = [], None
-    for place, offer in enumerate(product.offers(args.offers)):
+    offers = product.offers(args.offers)
+    more = product.searched(offers, search) if search else []
+    for place, offer in (*enumerate(offers), *((-1, offer) for offer in more)):
         product.c.zero_()
         if product.run(offer):
             continue
@@ -162,14 +223,8 @@ def compare(lt, handle, name: str, sizes, dtype, out, beta: float, args) -> dict
     times = [[] for _ in rows]
     for _ in range(args.rounds):
         for row, spent in zip(rows, times, strict=True):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             product.run(row["offer"])
-            begin.record()
-            for _ in range(repeats):
-                product.run(row["offer"])
-            end.record()
-            end.synchronize()
-            spent.append(begin.elapsed_time(end) / repeats)
+            spent.append(product.timed(row["offer"], repeats))
     for row, spent in zip(rows, times, strict=True):
         row["ms"] = sorted(spent)[(len(spent) - 1) // 2]
         del row["offer"]
@@ -194,12 +249,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--offers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--search", type=float, default=0.0, help="seconds for all products")
     parser.add_argument("--json")
     args = parser.parse_args()
     lt, handle, dtype = library(), c.c_void_p(), getattr(torch, args.dtype)
     call(lt.cublasLtCreate(c.byref(handle)))
     found = []
-    for model in args.models.split(","):
+    models = args.models.split(",")
+    search = args.search / sum(3 * len(MODELS[model][1]) for model in models)
+    for model in models:
         tokens, matrices = MODELS[model]
         wide = torch.float32 if model.startswith("head") else dtype  # gradients of a head in chunks are sums of float32
         for width, out in matrices:
@@ -209,7 +267,7 @@ def main() -> None:
                 ("dW", (out, width, tokens, 1, 0), wide, float(wide == torch.float32)),
             ):
                 name = f"{model} {width}->{out} {name}"
-                found.append(compare(lt, handle, name, sizes, dtype, result, beta, args))
+                found.append(compare(lt, handle, name, sizes, dtype, result, beta, args, search))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(found, file, indent=1)
