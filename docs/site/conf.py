@@ -23,6 +23,7 @@ exclude_patterns = ["site"]
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 html_theme = "furo"
 html_title = f"xtrain {release}"
+html_static_path, html_css_files = ["static"], ["site.css"]
 myst_heading_anchors = 4
 default_role = "code"
 autodoc_typehints = "signature"
@@ -35,6 +36,7 @@ suppress_warnings = [
 SOURCES = "https://github.com/xtrain/xtrain/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/xtrain/xtrain/main/"
 CODE = re.compile(r"(`[^`\n]+`)")
+OP = type(xtrain.Tensor.backward)
 
 
 def plain(line: str) -> str:
@@ -58,7 +60,9 @@ def paragraphs(app: Any, what: str, name: str, obj: object, options: object, lin
 
 
 def elsewhere(app: Any, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
-    """Skips what a module without __all__ has imported, and the names that two pages would define."""
+    """Skips what a module without __all__ has imported, names that two pages would define, and what methods() adds."""
+    if what == "class" and isinstance(obj, OP):
+        return True
     here = app.env.current_document.autodoc_module
     above = sys.modules.get(here.rpartition(".")[0], xtrain)
     if (here != "xtrain" and obj is xtrain.Tensor) or (above is not xtrain and name in getattr(above, "__all__", ())):
@@ -68,8 +72,19 @@ def elsewhere(app: Any, what: str, name: str, obj: object, skip: bool, options: 
     return True if getattr(obj, "__module__", here) not in (here, "xtrain._C") else skip
 
 
+def optional(text: str) -> str:
+    """`int?`, as ops of C have it in their signatures, in the words of Python."""
+    return re.sub(r"(\w+)\?", r"\1 | None", text)
+
+
+def signatures(
+    app: Any, what: str, name: str, obj: object, options: object, signature: str | None, result: str | None
+) -> tuple[str, str | None] | None:
+    return (optional(signature), result) if signature else None
+
+
 def methods(app: Any, name: str, source: list[str]) -> None:
-    """Adds what autodoc does not see to the page of xtrain: the methods of Tensor that are ops of C."""
+    """Adds to the page of xtrain the methods of Tensor that are ops of C: for autodoc, they are attributes."""
     if name != "reference/api/xtrain":
         return
     rows = [
@@ -79,16 +94,17 @@ def methods(app: Any, name: str, source: list[str]) -> None:
         "The ops as methods: the first argument is the tensor.",
         "",
         "```{eval-rst}",
+        ".. py:currentmodule:: xtrain",
+        "",
     ]
-    kind = type(xtrain.Tensor.backward)
     for method, op in sorted(vars(xtrain.Tensor).items()):
-        if isinstance(op, kind) and not method.startswith("_"):
+        if isinstance(op, OP) and not method.startswith("_"):
             signature, _, text = op.__doc__.partition("\n\n")
-            signature = re.sub(r"\(\w+: Tensor(, )?", "(", signature, count=1)
-            signature = re.sub(r"(\w+)\?", r"\1 | None", signature.replace("\n", " "))
+            signature = re.sub(r"\(\w+: (?:Tensor|Operand)(, )?", "(", signature, count=1)
+            signature = optional(signature.replace("\n", " "))
             lines = text.split("\n")
             paragraphs(app, "method", method, op, None, lines)
-            rows += [f".. py:method:: Tensor.{signature}", "   :no-index:", "", *(f"   {line}" for line in lines), ""]
+            rows += [f".. py:method:: Tensor.{signature}", "", *(f"   {line}" for line in lines), ""]
     source[0] += "\n".join([*rows, "```", ""])
 
 
@@ -118,3 +134,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-skip-member", elsewhere)
     app.connect("source-read", methods)
     app.connect("autodoc-process-docstring", paragraphs)
+    app.connect("autodoc-process-signature", signatures)
