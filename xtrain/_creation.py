@@ -76,7 +76,7 @@ def arange(
     requires_grad: bool = False,
 ) -> Tensor:
     """start, start + step, ... below `end`, 1-D. `arange(n)` counts from 0. int64 when all three are integers, else
-    float32.
+    float32. ValueError for numbers that an integer dtype does not hold.
     """
     if end is None:
         start, end = 0, start
@@ -139,7 +139,9 @@ def randint(
     device: Device = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Integers in [low, high), int64 by default. `randint(high, size)` starts at 0."""
+    """Integers in [low, high), int64 by default. `randint(high, size)` starts at 0. ValueError for numbers that an
+    integer dtype does not hold.
+    """
     if size is None:
         low, high, size = 0, low, high
     shape = (size,) if isinstance(size, int) else tuple(size)

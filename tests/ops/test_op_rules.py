@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -255,6 +258,41 @@ def test_edges_of_what_is_allowed() -> None:
     assert _C.randint(-(2**53), 1 - 2**53, (1,)).item() == -(2**53)
     for value, whole in ((255.9, 255), (-0.9, 0)):
         assert xt.full((1,), value, dtype=xt.uint8).item() == whole
+
+
+def test_counting_and_random_integers_fit_their_dtype() -> None:
+    """Else they would be other numbers, without a word."""
+    refused: list[tuple[Callable[[], xt.Tensor], str]] = [
+        (lambda: xt.arange(0, 257, dtype=xt.uint8), "arange: the last number must fit into uint8, got 256"),
+        (lambda: xt.arange(-1, 3, dtype=xt.uint8), "arange: start must fit into uint8, got -1"),
+        (lambda: xt.arange(2, -2, -1, dtype=xt.uint8), "arange: the last number must fit into uint8, got -1"),
+        (lambda: xt.arange(2**31, 2**31 + 1, dtype=xt.int32), "arange: start must fit into int32, got 2147483648"),
+        (
+            lambda: xt.arange(0.0, 300.0, 0.75, dtype=xt.uint8),
+            "arange: the last number must fit into uint8, got 299.25",
+        ),
+        (
+            lambda: _C.arange(2**62, 9.5e18, 2**60),
+            "arange: the last number must fit into int64, got 9.2233720368547758e+18",
+        ),
+        (lambda: xt.randint(0, 257, (2,), dtype=xt.uint8), "randint: high - 1 must fit into uint8, got 256"),
+        (lambda: xt.randint(-1, 3, (2,), dtype=xt.uint8), "randint: low must fit into uint8, got -1"),
+        (
+            lambda: xt.randint(0, 2**31 + 1, (2,), dtype=xt.int32),
+            "randint: high - 1 must fit into int32, got 2147483648",
+        ),
+    ]
+    for call, text in refused:
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            call()
+    assert xt.arange(254, 256, dtype=xt.uint8).tolist() == [254, 255]
+    assert xt.arange(300, 300, dtype=xt.uint8).tolist() == []
+    assert xt.arange(1, -1, -1, dtype=xt.uint8).tolist() == [1, 0]
+    assert xt.arange(2**31 - 2, 2**31, dtype=xt.int32).tolist() == [2**31 - 2, 2**31 - 1]
+    assert xt.arange(2**63 - 2, 2**63 - 1).tolist() == [2**63 - 2]
+    assert xt.randint(255, 256, (1,), dtype=xt.uint8).item() == 255
+    assert xt.randint(2**31 - 1, 2**31, (1,), dtype=xt.int32).item() == 2**31 - 1
+    assert xt.randint(0, 2, (64,), dtype=xt.bool).dtype is xt.bool
 
 
 def test_results_that_the_tensor_cannot_hold() -> None:

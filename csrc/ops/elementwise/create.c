@@ -51,6 +51,14 @@ static XtStatus arange_forward(XtCall *c) {
     }
     XtArg shape = {.count = 1, .ints = {count}};
     if ((XtDtype)c->arg[3].i == XT_BOOL) return xt_error(XT_TYPE_ERROR, "arange: dtype must be a number type, got bool");
+    if (count > 0) {
+        const __int128 whole = (__int128)start.i + (__int128)(count - 1) * step.i;
+        XtScalar last = {.d = start.d + (double)(count - 1) * step.d};
+        if (start.is_int && step.is_int)
+            last = (XtScalar){.is_int = whole == (int64_t)whole, .i = (int64_t)whole, .d = (double)whole};
+        XT_CHECK(xt_check_fits(c->op, "start", start, (XtDtype)c->arg[3].i));
+        XT_CHECK(xt_check_fits(c->op, "the last number", last, (XtDtype)c->arg[3].i));
+    }
     XT_CHECK(make(c, &shape, &c->arg[3], &c->arg[4]));
     return xt_backend_of(c->out[0])->arange(&(XtArange){.dst = c->out[0]->view, .start = start, .step = step});
 }
@@ -59,7 +67,7 @@ const XtOp xt_op_arange = {
     .name = "arange",
     .signature = "start: number, end: number, step: number = 1, dtype: dtype = 'int64', device: device? = None -> Tensor",
     .forward = arange_forward,
-    .doc = "start, start + step, ... up to but without end."};
+    .doc = "start, start + step, ... up to but without end. ValueError for numbers that an integer dtype does not hold."};
 
 /* Argument 5: the seed and the number of the fill, of a generator of the caller's; else the next ones of the process. */
 static XtStatus random(XtCall *c, XtRandomKind kind, double low, double high) {
@@ -112,6 +120,8 @@ static XtStatus randint_forward(XtCall *c) {
     if (low >= high || low < -limit || high > limit)
         return xt_error(XT_VALUE_ERROR, "randint: low must be below high, both within 2^53, got %lld and %lld", (long long)low,
                         (long long)high);
+    XT_CHECK(xt_check_fits(c->op, "low", xt_scalar_int(low), (XtDtype)c->arg[3].i));
+    XT_CHECK(xt_check_fits(c->op, "high - 1", xt_scalar_int(high - 1), (XtDtype)c->arg[3].i));
     XT_CHECK(check_key(c));
     XT_CHECK(make(c, &c->arg[2], &c->arg[3], &c->arg[4]));
     return random(c, XT_RANDINT, (double)low, (double)high);
@@ -121,4 +131,4 @@ const XtOp xt_op_randint = {
     .name = "randint",
     .signature = "low: int, high: int, shape: ints, dtype: dtype = 'int64', device: device? = None, *, key: ints? = None -> Tensor",
     .forward = randint_forward,
-    .doc = "Independent integers, uniform in [low, high)."};
+    .doc = "Independent integers, uniform in [low, high). ValueError for numbers that an integer dtype does not hold."};
