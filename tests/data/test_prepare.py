@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -12,6 +14,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+from runs import HANGS
 
 from xtrain import data
 from xtrain.cli import main
@@ -278,6 +281,62 @@ def test_a_process_that_has_ended_is_told() -> None:
 
     with pytest.raises(DataError, match=r"^data: a process that encodes has ended: is there too little memory\?$"):
         encoding._finish((0, result, False), None)
+
+
+SLOW = """
+import sys, time
+from xtrain import data
+from xtrain.tokenizers import ByteTokenizer
+
+class Slow(ByteTokenizer):
+    def encode(self, text):
+        print("encodes", flush=True)
+        time.sleep({encodes})
+        return super().encode(text)
+
+if __name__ == "__main__":
+    try:
+        data.prepare(sys.argv[1], sys.argv[2], Slow(), processes=2)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+else:
+    print("begins", flush=True)
+    time.sleep({begins})
+"""
+
+
+def slow(source: Path, begins: float, encodes: float) -> subprocess.Popen:
+    """A run whose processes take so many seconds to begin, and for a text; in a group of its own."""
+    script = source.parent / "slow.py"
+    script.write_text(SLOW.format(begins=begins, encodes=encodes))
+    command = [sys.executable, str(script), str(source), str(source.parent / "x.tokens")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_processes_end_with_the_one_that_was_killed(source) -> None:
+    """They hold its output, so that a pipe behind it would wait for ever, and memory."""
+    run = slow(source, begins=0, encodes=HANGS)
+    assert run.stdout is not None
+    try:
+        while run.stdout.readline() != "encodes\n":
+            pass
+        run.kill()
+        run.communicate(timeout=60)
+    finally:
+        if run.returncode is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_reaches_the_first_process_alone(source) -> None:
+    """A terminal sends it to all of them."""
+    run = slow(source, begins=1, encodes=0)
+    assert run.stdout is not None
+    while run.stdout.readline() != "begins\n":
+        pass
+    os.killpg(run.pid, signal.SIGINT)
+    out, err = run.communicate(timeout=HANGS)
+    assert (out.splitlines()[-1], err, run.returncode) == ("interrupted", "", 0)
 
 
 def test_the_command(source, capsys) -> None:

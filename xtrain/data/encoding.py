@@ -9,11 +9,13 @@ import io
 import json
 import os
 import shutil
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import ZipFile
@@ -35,7 +37,8 @@ def encode(
     documents: Iterable[Document], tokenizer: Tokenizer, field: str | None, processes: int, kept: Kept | None = None
 ) -> Iterator[list[Encoded]]:
     """The encoded documents, batch after batch, in order. The batches do not depend on the number of processes. kept:
-    where encoded batches are kept, and looked for.
+    where encoded batches are kept, and looked for. Other processes leave Ctrl-C to this one, and end with it, also when
+    it is killed.
     """
     numbered = enumerate(batches(documents))
     make = _here(tokenizer, field) if processes == 1 else _elsewhere(tokenizer, field, processes)
@@ -84,7 +87,8 @@ def _elsewhere(tokenizer: Tokenizer, field: str | None, processes: int) -> Itera
     try:
 
         def start(batch: list[Document]) -> Callable[[], list[Encoded]]:
-            future: Future[list[Encoded]] = pool.submit(_encode, batch)
+            with _children_without_interrupts():  # the pool starts its processes as work comes
+                future: Future[list[Encoded]] = pool.submit(_encode, batch)
             return future.result
 
         yield start
@@ -92,9 +96,32 @@ def _elsewhere(tokenizer: Tokenizer, field: str | None, processes: int) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
+@contextlib.contextmanager
+def _children_without_interrupts() -> Iterator[None]:
+    """Processes that start inside never see Ctrl-C, which a terminal sends to all: each would print a traceback, also
+    one that still imports. An interrupt that comes meanwhile is raised at the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """Waits for the end of the process that has started this one: a pool of a process that was killed waits for work
+    for ever.
+    """
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _begin(tokenizer: tuple[str, dict[str, bytes]] | Tokenizer, field: str | None) -> None:
     """In a process of the pool, once."""
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process has one thread
     if isinstance(tokenizer, tuple):
         name, files = tokenizer
