@@ -8,12 +8,12 @@ number of threads. `generator`: draw from this Generator in place of the default
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from . import _C
 from ._C import Tensor
-from ._types import Device, DType, Size
+from ._types import Device, DType, Size, as_int, need_tensors
 from .tensors.random import Generator
 
 _float32, _int64, _bool = _C.float32, _C.int64, _C.bool
@@ -23,6 +23,13 @@ def _shape(size: tuple[Any, ...]) -> Sequence[int]:
     if len(size) == 1 and not isinstance(size[0], int) and hasattr(size[0], "__iter__"):
         return tuple(size[0])
     return size
+
+
+def _sizes(op: str, size: object) -> tuple[Any, ...]:
+    """A size, or several. TypeError for what is neither; the core says what is wrong with one of several."""
+    if isinstance(size, Iterable) and getattr(size, "ndim", 1):
+        return tuple(size)
+    return (as_int(op, "size", size),)
 
 
 def _finish(tensor: Tensor, requires_grad: bool) -> Tensor:
@@ -52,8 +59,9 @@ def full(
     size: Size, fill_value: float, *, dtype: DType = None, device: Device = None, requires_grad: bool = False
 ) -> Tensor:
     """`fill_value` everywhere; without dtype: bool for a bool, int64 for an int, float32 for a float."""
-    shape = (size,) if isinstance(size, int) else tuple(size)
-    return _finish(_C.full(shape, fill_value, dtype or _dtype_of_value(fill_value), device), requires_grad)
+    return _finish(
+        _C.full(_sizes("full", size), fill_value, dtype or _dtype_of_value(fill_value), device), requires_grad
+    )
 
 
 def zeros(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
@@ -144,12 +152,13 @@ def randint(
     """
     if size is None:
         low, high, size = 0, low, high
-    shape = (size,) if isinstance(size, int) else tuple(size)
+    shape = _sizes("randint", size)
     return _finish(_C.randint(low, high, shape, dtype or _int64, device, key=_key(generator)), requires_grad)
 
 
 def empty_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`empty` with the shape of input and, unless given, its dtype and device."""
+    need_tensors("empty_like", input=input)
     return _finish(_C.empty(input.shape, dtype or input.dtype, device or input.device), requires_grad)
 
 
@@ -157,24 +166,29 @@ def full_like(
     input: Tensor, fill_value: float, *, dtype: DType = None, device: Device = None, requires_grad: bool = False
 ) -> Tensor:
     """`full` with the shape of input and, unless given, its dtype and device."""
+    need_tensors("full_like", input=input)
     return _finish(_C.full(input.shape, fill_value, dtype or input.dtype, device or input.device), requires_grad)
 
 
 def zeros_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`zeros` with the shape of input and, unless given, its dtype and device."""
+    need_tensors("zeros_like", input=input)
     return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`ones` with the shape of input and, unless given, its dtype and device."""
+    need_tensors("ones_like", input=input)
     return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def rand_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`rand` with the shape of input and, unless given, its dtype and device."""
+    need_tensors("rand_like", input=input)
     return rand(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
 
 
 def randn_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`randn` with the shape of input and, unless given, its dtype and device."""
+    need_tensors("randn_like", input=input)
     return randn(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)

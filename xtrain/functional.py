@@ -15,7 +15,7 @@ from . import _C
 from ._C import Tensor
 from ._draw import captured_generator
 from ._lazy import absent
-from ._types import Size, as_sizes, need_tensors
+from ._types import Size, as_sizes, is_real, need_tensors
 from .tensors.arithmetic import repeat_interleave
 from .tensors.convolution import causal_conv1d as causal_conv1d
 from .tensors.convolution import conv1d as conv1d
@@ -77,6 +77,7 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: floa
         weight, normalized_shape = normalized_shape, normalized_shape.shape
     else:
         normalized_shape = as_sizes("rms_norm", normalized_shape)
+    need_tensors("rms_norm", input=input)
     if eps is None:
         eps = _EPSILON.get(input.dtype.name, 1e-6)
     dims = len(normalized_shape)
@@ -90,6 +91,7 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: floa
     if dims == 0 or shape[-dims:] != tuple(normalized_shape):
         raise ValueError(f"rms_norm: input must end in normalized_shape {tuple(normalized_shape)}, got shape {shape}")
     if weight is not None:
+        need_tensors("rms_norm", weight=weight)
         if tuple(weight.shape) != tuple(normalized_shape):
             raise ValueError(f"rms_norm: weight must have shape {tuple(normalized_shape)}, got {tuple(weight.shape)}")
         weight = weight.reshape((-1,))
@@ -109,6 +111,7 @@ def layer_norm(
     input [..., *normalized_shape], weight and bias of normalized_shape or None. The variance is divided by the number
     of elements. Mean and variance are taken in float32 (float64 for float64), and the result is rounded once.
     """
+    need_tensors("layer_norm", input=input)
     dims = as_sizes("layer_norm", normalized_shape)
     shape = tuple(input.shape)
     if not dims or shape[-len(dims) :] != dims:
@@ -116,6 +119,8 @@ def layer_norm(
     if len(dims) == 1:
         return _layer_norm(input, weight, bias, eps)
     for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None:
+            need_tensors("layer_norm", **{name: vector})
         if vector is not None and tuple(vector.shape) != dims:
             raise ValueError(f"layer_norm: {name} must have shape {dims}, got {tuple(vector.shape)}")
     scale, shift = (None if vector is None else vector.reshape(-1) for vector in (weight, bias))
@@ -131,6 +136,7 @@ def add_rms_norm(
     rounded to the dtype before the norm: the bits, also of the gradients, are those of `+` and rms_norm one after the
     other. eps None is the machine epsilon of the dtype.
     """
+    need_tensors("add_rms_norm", input=input)
     return _add_rms_norm(input, residual, weight, _EPSILON.get(input.dtype.name, 1e-6) if eps is None else eps)
 
 
@@ -199,7 +205,7 @@ def qk_norm_rope(
 
 def silu(input: Tensor) -> Tensor:
     """x * sigmoid(x), elementwise (Hendrycks & Gimpel 2016; Elfwing et al. 2017)."""
-    return input.silu()
+    return _C.silu(input)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -220,17 +226,17 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
 
 def relu(input: Tensor) -> Tensor:
     """max(x, 0), elementwise; the gradient at 0 is 0."""
-    return input.relu()
+    return _C.relu(input)
 
 
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + exp(-x)), elementwise."""
-    return input.sigmoid()
+    return _C.sigmoid(input)
 
 
 def tanh(input: Tensor) -> Tensor:
     """Hyperbolic tangent, elementwise."""
-    return input.tanh()
+    return _C.tanh(input)
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -250,6 +256,7 @@ def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
     """x - log(sum exp(x)) along dim, shifted by the maximum so that it does not overflow; 16-bit floats are computed in
     float32.
     """
+    need_tensors("log_softmax", input=input)
     wide = input.float() if input.itemsize < 4 else input
     shifted = wide - wide.detach().amax(dim, True)
     result = shifted - shifted.exp().sum(dim, True).log()
@@ -435,8 +442,8 @@ def cross_entropy(
         raise NotImplementedError(f"cross_entropy: weight must be None, got {type(weight).__name__}")
     if not label_smoothing:
         return _cross_entropy(input, target, ignore_index, reduction)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"cross_entropy: label_smoothing must be in [0, 1], got {label_smoothing}")
+    if not (is_real(label_smoothing) and 0.0 <= label_smoothing <= 1.0):
+        raise ValueError(f"cross_entropy: label_smoothing must be in [0, 1], got {label_smoothing!r}")
     hard = _cross_entropy(input, target, ignore_index, reduction)
     kept = target != ignore_index
     even = -log_softmax(input.float() if input.itemsize < 4 else input).mean(-1)
@@ -495,8 +502,9 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     number i of uniform(x.shape) from the same state is below p. The mask is not kept: the backward makes it again. In
     a captured step (cuda.graph) each replay has the mask of the generator's state then, as an eager step would.
     """
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout: p must be in [0, 1], got {p}")
+    need_tensors("dropout", input=input)
+    if not (is_real(p) and 0.0 <= p <= 1.0):
+        raise ValueError(f"dropout: p must be in [0, 1], got {p!r}")
     if not training or p == 0.0:
         return input
     captured = captured_generator()

@@ -87,6 +87,25 @@ REFUSED: list[tuple[Callable, type[Exception], str]] = [
     ),
     (lambda: put([9]), IndexError, "index_put: index must be in [-3, 3), got 9 at position 0"),
     (lambda: X[[0, -4]], IndexError, "index: index must be in [-3, 3), got -4 at position 1"),
+    (lambda: xt.cat(1.5), TypeError, "cat: tensors must be an iterable of Tensors, got float"),
+    (lambda: xt.cat(ONE), TypeError, "cat: tensors must be an iterable of Tensors, got Tensor"),
+    (lambda: xt.stack(None), TypeError, "stack: tensors must be an iterable of Tensors, got NoneType"),
+    (lambda: xt.stack([1.5]), TypeError, "stack: each of tensors must be a Tensor, got float"),
+    (lambda: xt.stack([X, "x"]), TypeError, "stack: each of tensors must be a Tensor, got str"),
+    (lambda: X.split(1.5), TypeError, "split: split_size must be an int, got float"),
+    (lambda: X.split([1, "x"]), TypeError, "split: each of split_size must be an int, got str"),
+    (lambda: X.chunk("a"), TypeError, "chunk: chunks must be an int, got str"),
+    (lambda: X.narrow(0, "a", 1), TypeError, "narrow: start must be an int, got str"),
+    (lambda: X.narrow(0, 0, 1.5), TypeError, "narrow: length must be an int, got float"),
+    (lambda: xt.full(1.5, 0), TypeError, "full: size must be an int, got float"),
+    (lambda: xt.randint(0, 2, 1.5), TypeError, "randint: size must be an int, got float"),
+    (lambda: F.rms_norm(X, (3, 4), "w"), TypeError, "rms_norm: weight must be a Tensor, got str"),
+    (lambda: F.layer_norm(X, (3, 4), None, 1.5), TypeError, "layer_norm: bias must be a Tensor, got float"),
+    (lambda: F.dropout(X, "a"), ValueError, "dropout: p must be in [0, 1], got 'a'"),
+    (
+        lambda: F.cross_entropy(X, xt.zeros(3, dtype=xt.int64), label_smoothing="a"), ValueError,
+        "cross_entropy: label_smoothing must be in [0, 1], got 'a'",
+    ),
 ]  # fmt: skip
 
 
@@ -98,7 +117,50 @@ def test_it_is_refused_in_one_sentence(number: int) -> None:
         call()
 
 
+NEED_INPUT: dict[str, Callable] = {
+    **{
+        name: getattr(xt, name)
+        for name in ("max", "min", "argmin", "flatten", "var", "std", "square", "isnan", "isinf", "isfinite")
+    },
+    **{
+        name: getattr(xt, name)
+        for name in ("any", "all", "empty_like", "zeros_like", "ones_like", "rand_like", "randn_like")
+    },
+    "split": lambda x: xt.split(x, 1),
+    "chunk": lambda x: xt.chunk(x, 1),
+    "narrow": lambda x: xt.Tensor.narrow(x, 0, 0, 1),
+    "clamp": lambda x: xt.clamp(x, 0),
+    "full_like": lambda x: xt.full_like(x, 1),
+    "rms_norm": lambda x: F.rms_norm(x, (4,)),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "add_rms_norm": lambda x: F.add_rms_norm(x, X),
+    "log_softmax": F.log_softmax,
+    "dropout": F.dropout,
+}
+
+
+@pytest.mark.parametrize("op", NEED_INPUT)
+def test_an_input_that_is_no_tensor_is_refused_in_one_sentence(op: str) -> None:
+    for bad in (1.5, "x", None, [1.0], np.ones(4)):
+        with pytest.raises(TypeError, match=f"^{op}: input must be a Tensor, got {type(bad).__name__}$"):
+            NEED_INPUT[op](bad)
+
+
+@pytest.mark.parametrize("op", ["silu", "relu", "sigmoid", "tanh"])
+def test_functions_of_one_tensor_refuse_others_as_the_core_does(op: str) -> None:
+    with pytest.raises(TypeError, match=f"^{op}: argument 'input' must be a Tensor, got float$"):
+        getattr(F, op)(1.5)
+
+
 def test_integers_of_numpy_and_large_ones_are_taken() -> None:
+    assert (
+        xt.full(np.int64(2), 1).shape == (2,) == xt.full(xt.tensor(2), 1).shape == xt.randint(0, 3, np.int64(2)).shape
+    )
+    assert [part.shape for part in X.split(np.int64(2))] == [(2, 4), (1, 4)]
+    assert [part.shape for part in X.split([np.int64(1), 2])] == [(1, 4), (2, 4)] and X.chunk(np.int64(3))[0].shape == (
+        1,
+        4,
+    )
     x = xt.arange(6).reshape((2, 3))
     assert x.repeat(np.int64(2), 1).shape == (4, 3) and x.topk(np.int32(1)).values.tolist() == [[2], [5]]
     assert x.repeat_interleave(np.int64(2), np.int64(1)).shape == (2, 6)
