@@ -96,6 +96,20 @@ def test_norms(p: float | str) -> None:
         assert xt.testing.grad_check(lambda t: xt.norm(t, p, 1).sum(), [xt.tensor(x, requires_grad=True)]).ok
 
 
+@pytest.mark.parametrize("p", [0.5, 1, 2, 3, 7.5, -1, -2.5, math.inf, -math.inf])
+def test_zeros_have_no_slope_in_a_norm(p: float) -> None:
+    """PyTorch's gradient. A power's slope at 0, and a root's, would make it NaN."""
+    for values, want in (([0.0, 0.0], [0, 0]), ([0.0, 4.0], [0, 1 if p > 0 else 0])):
+        x = xt.tensor(values, requires_grad=True)
+        norm = x.norm(p)
+        norm.backward()
+        assert norm.item() == pytest.approx(max(values) if p > 0 else 0)
+        np.testing.assert_allclose(x.grad.cpu().numpy(), want, rtol=1e-6)
+    for bad in (math.inf, math.nan):
+        got, want = xt.tensor([bad, 2.0]).norm(p).item(), np.linalg.norm([bad, 2.0], p)
+        assert got == pytest.approx(want, nan_ok=True)
+
+
 def test_edges_of_norms() -> None:
     x = xt.zeros(3, requires_grad=True)
     x.norm().backward()

@@ -48,11 +48,20 @@ def triu(input: _Tensor, diagonal: int = 0) -> _Tensor:
     return _triangle("triu", input, diagonal, False)
 
 
+def _root_of_powers(sizes: _Tensor, p: float, dim: Size | None, keepdim: bool) -> _Tensor:
+    """(sum sizes^p)^(1/p). Zeros stand apart: the slopes of a power and of a root are infinite there, times 0 NaN."""
+    some = sizes != 0  # so is NaN
+    powers = _C.where(some, _C.where(some, sizes, 1.0) ** p, 0.0 if p > 0 else math.inf).sum(dim, keepdim)
+    some = powers != 0
+    return _C.where(some, _C.where(some, powers, 1.0) ** (1.0 / p), 0.0 if p > 0 else math.inf)
+
+
 def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdim: bool = False) -> _Tensor:
     """(sum |x|^p)^(1/p) over dim (all when None); for p inf and -inf the largest and smallest |x|, for 0 the number of
     elements that are not 0. "fro" is 2. Floats; 16-bit ones are summed in float32.
 
-    The gradient at a norm of 0 is 0 for p = 2. TypeError for other dtypes, ValueError for other p.
+    The gradient at a norm of 0 is 0, and so is that of an element that is 0. TypeError for other dtypes, ValueError for
+    other p.
     """
     need_tensors("norm", input=input)
     if p == "fro":
@@ -81,7 +90,7 @@ def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdi
     elif p == 1:
         result = wide.abs().sum(dim, keepdim)
     else:
-        result = (wide.abs() ** float(p)).sum(dim, keepdim) ** (1.0 / p)
+        result = _root_of_powers(wide.abs(), float(p), dim, keepdim)
     return result if wide is input else result.to(input.dtype)
 
 
