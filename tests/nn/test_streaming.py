@@ -195,7 +195,7 @@ def chat(monkeypatch, capsys, lines: str, *options: str, room: int = 200) -> tup
     model.config.max_position_embeddings = room
     monkeypatch.setattr(command, "load_tokenizer", lambda path: Chatty())
     monkeypatch.setattr(command.saving, "load_model", lambda path: model)
-    monkeypatch.setattr(command.rundir, "resolve_run_directory", lambda path: path)
+    monkeypatch.setattr(command.rundir, "resolve_run_directory", lambda path, warn: path)
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert command.command(["DIR", "--temperature", "0", *options]) == 0
     out = capsys.readouterr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,20 @@ def test_resume_and_extend(run, tmp_path) -> None:
     done = xtrain("train", "--resume", str(tmp_path / "run"), "--steps", "9", "--extend", "--sample.tokens", "0")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoint-00000009").is_dir()
+
+
+def test_sample_tells_of_a_damaged_checkpoint(run, tmp_path) -> None:
+    """Else an older model would speak, without a word."""
+    place, _ = run
+    shutil.copytree(place / "run", tmp_path / "run")
+    newest, older = (tmp_path / "run" / f"checkpoint-{step:08}" for step in (9, 8))
+    shutil.copytree(older, newest)
+    (newest / "model.safetensors").write_bytes(b"")
+    done = xtrain("sample", str(tmp_path / "run"), "--max-tokens", "3")
+    assert done.returncode == 0
+    assert re.fullmatch(
+        rf"xtrain: warning: skipping a damaged checkpoint: {re.escape(str(newest))}/.*\n", done.stderr
+    ), done.stderr
 
 
 def test_sample(run) -> None:

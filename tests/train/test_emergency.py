@@ -407,9 +407,11 @@ def test_a_damaged_one_is_passed_over(tmp_path, data) -> None:
     with pytest.raises(RuntimeError):
         trainer.run()
     emergency = run / "emergency-checkpoint-00000006"
-    assert resolve_run_directory(run) == emergency
+    told: list[str] = []
+    assert resolve_run_directory(run, told.append) == emergency and not told
     (emergency / "model.safetensors").write_bytes(b"damaged")
-    assert resolve_run_directory(run) == run / "checkpoint-00000004"
+    assert resolve_run_directory(run, told.append) == run / "checkpoint-00000004"
+    assert len(told) == 1 and told[0].startswith(f"skipping a damaged checkpoint: {emergency}/model.safetensors ")
     assert Trainer({"resume": str(run)}, quiet=True).step == 4
     with pytest.raises(CheckpointError, match="emergency-checkpoint-00000006"):
         Trainer({"resume": str(emergency)}, quiet=True)

@@ -157,6 +157,18 @@ def test_standard_output_on_a_full_disk(words) -> None:
     assert_one_line(done, "standard output: No space left on device")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_verify_blames_no_directory_for_a_full_disk_of_its_output(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with open("/dev/full", "w") as full:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # a line is written when it is printed
+        done = xtrain(
+            "verify", str(tmp_path), capture_output=False, stdout=full, stderr=subprocess.PIPE, env=environment
+        )
+    done.stdout = ""
+    assert_one_line(done, "standard output: No space left on device")
+
+
 @needs_limits
 def test_a_token_file_on_a_full_disk(tmp_path) -> None:
     text_file(tmp_path / "text.txt")

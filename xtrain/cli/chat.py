@@ -10,6 +10,7 @@ from .. import _C, saving
 from ..generation import stream_text
 from ..tokenizers import ChatTemplate, load_tokenizer
 from ..train import rundir
+from .guard import warn
 from .parser import simple_options
 from .sample import DRAWING, check_drawing, drawing, tell_vocabulary
 
@@ -36,7 +37,7 @@ ends it.
 def command(arguments: list[str]) -> int:
     (directory,), values = simple_options(arguments, {"system": None, "max_tokens": 512, **DRAWING}, 1, USAGE)
     check_drawing(values)
-    path = rundir.resolve_run_directory(directory)
+    path = rundir.resolve_run_directory(directory, warn)
     if values["threads"]:
         _C.set_num_threads(values["threads"])
     tokenizer = load_tokenizer(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ..models.gguf_vocabulary import MORE_ENDS, find_begin, write_vocabulary
 from ..saving.generation_config import end_tokens, listed
 from ..tokenizers import load_tokenizer
 from ..train import rundir
+from .guard import warn
 from .parser import simple_options
 
 USAGE = f"""\
@@ -41,7 +41,7 @@ def command(arguments: list[str]) -> int:
     if dtype not in (None, "float32", "float16", "bfloat16"):
         raise ConfigError(f"--dtype must be float32, float16 or bfloat16, got {dtype!r}")
     library = to_gguf.package("export")
-    path = rundir.resolve_run_directory(directory)
+    path = rundir.resolve_run_directory(directory, warn)
     model = saving.load_model(path, ema=values["ema"])
     to_gguf.check_config(model.config)
     tokenizer = load_tokenizer(path)
@@ -56,7 +56,7 @@ def command(arguments: list[str]) -> int:
     if len(ends) > MORE_ENDS:
         left = ", ".join(map(str, ends[MORE_ENDS:]))
         room = f"a GGUF file has room for {1 + MORE_ENDS} ends of a sequence"
-        print(f"xtrain: warning: {room}: {left} left out", file=sys.stderr)
+        warn(f"{room}: {left} left out")
     with whole(out) as temporary:
         writer = library.GGUFWriter(temporary, to_gguf.ARCHITECTURES[model.config.model_type][0])
         to_gguf.write_config(writer, model.config, Path(directory).resolve().name)

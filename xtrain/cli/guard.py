@@ -18,6 +18,13 @@ def fail(message: str, status: int) -> int:
     return status
 
 
+def warn(message: str) -> None:
+    """Print a warning. What is wrong with standard error must not stop a command."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"xtrain: warning: {message}", file=sys.stderr)
+
+
 def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a command; every error becomes one line on standard error, with a traceback where XTRAIN_DEBUG is not 0."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ..errors import ConfigError
 from ..generation import LONGEST_SAMPLE, generate_text
 from ..tokenizers import load_tokenizer
 from ..train import rundir
+from .guard import warn
 from .parser import simple_options
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def command(arguments: list[str]) -> int:
     (directory,), values = simple_options(arguments, known, 1, USAGE)
     check_drawing(values)
 
-    path = rundir.resolve_run_directory(directory)
+    path = rundir.resolve_run_directory(directory, warn)
     if values["threads"]:
         _C.set_num_threads(values["threads"])
     tokenizer = load_tokenizer(path)
@@ -60,7 +60,7 @@ def command(arguments: list[str]) -> int:
     with warnings.catch_warnings(record=True) as told:
         text = generate_text(model, tokenizer, ids, values["max_tokens"], **drawing(values))
     for warning in told:
-        print(f"xtrain: warning: {warning.message}", file=sys.stderr)
+        warn(str(warning.message))
     print(text if prompt else text.lstrip("\0"))
     return 0
 
@@ -69,11 +69,8 @@ def tell_vocabulary(tokenizer: Tokenizer, model: LanguageModel) -> None:
     """A warning where the tokenizer may give tokens that the model lacks: a text with one of them is refused."""
     ids, words = tokenizer.vocab_size, getattr(model.config, "vocab_size", None)
     if words is not None and ids > words:
-        print(
-            f"xtrain: warning: the tokenizer has {ids} ids, the model's vocab_size is {words}: the model cannot take "
-            f"ids from {words} on",
-            file=sys.stderr,
-        )
+        rule = f"the model's vocab_size is {words}: the model cannot take ids from {words} on"
+        warn(f"the tokenizer has {ids} ids, {rule}")
 
 
 def drawing(values: dict[str, Any]) -> dict[str, Any]:

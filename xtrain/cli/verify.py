@@ -59,20 +59,25 @@ def _is_checkpoint(path: Path) -> bool:
 def _verify(path: Path) -> int:
     """Check one directory, print its line and return the exit status."""
     try:
-        if _is_checkpoint(path):
-            verify_checkpoint(path)
-        reader = DirectoryReader(path)
-        if reader.records is None:
-            print(f"{path}: nothing to check, because there is no {MANIFEST}")
-            return 0
-        if not _is_checkpoint(path):
-            reader.verify()
-        size = sum(record.size for record in reader.records.values())
-        unknown = sorted(set(os.listdir(path)) - set(reader.records) - {MANIFEST})
-        more = f"; not in its {MANIFEST}: {', '.join(map(ascii, unknown))}" if unknown else ""
-        print(f"{path}: {len(reader.records)} files, {size:,} bytes, as they were saved{more}")
-        return 0
+        line = _check(path)
     except CheckpointError as error:
         return fail(str(error), 1)
     except OSError as error:
         return fail(f"{path} cannot be read: {error.strerror or error}", 1)
+    print(f"{path}: {line}")
+    return 0
+
+
+def _check(path: Path) -> str:
+    """What is to be said of a directory that is whole. CheckpointError or OSError for another."""
+    if _is_checkpoint(path):
+        verify_checkpoint(path)
+    reader = DirectoryReader(path)
+    if reader.records is None:
+        return f"nothing to check, because there is no {MANIFEST}"
+    if not _is_checkpoint(path):
+        reader.verify()
+    size = sum(record.size for record in reader.records.values())
+    unknown = sorted(set(os.listdir(path)) - set(reader.records) - {MANIFEST})
+    more = f"; not in its {MANIFEST}: {', '.join(map(ascii, unknown))}" if unknown else ""
+    return f"{len(reader.records)} files, {size:,} bytes, as they were saved{more}"

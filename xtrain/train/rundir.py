@@ -288,8 +288,10 @@ class RunLock:
         os.close(self._descriptor)
 
 
-def resolve_run_directory(path: str | os.PathLike[str]) -> Path:
-    """Return the model directory meant by `path`: itself, or the newest valid checkpoint of a run directory."""
+def resolve_run_directory(path: str | os.PathLike[str], warn: Callable[[str], object] = lambda _: None) -> Path:
+    """Return the model directory meant by `path`: itself, or the newest valid checkpoint of a run directory. warn is
+    told of each newer one, which is damaged.
+    """
     path = Path(path)
     if not os.path.isdir(path):
         raise CheckpointError(
@@ -302,4 +304,6 @@ def resolve_run_directory(path: str | os.PathLike[str]) -> Path:
     found = saving.newest_valid(path, warnings.append)
     if found is None:
         raise CheckpointError(warnings[0] if warnings else f"{path} holds no config.json and no checkpoint")
+    for warning in warnings:
+        warn(warning)
     return found
