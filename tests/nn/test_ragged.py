@@ -110,6 +110,7 @@ def test_masks_that_are_refused() -> None:
     one = model()
     for mask, words in (
         ([[1, 1]], r"must have the shape of ids \(1, 3\), got \(1, 2\)"),
+        ([[1], [1, 1]], "must be lists of one length, of numbers alone, got others"),
         ([[1, 2, 1]], "must be 1 for tokens and 0 for padding, got other values"),
         ([[1, 0, 1]], "must have the tokens of a row side by side, at least one, got 101 in row 0"),
         ([[0, 0, 0]], "must have the tokens of a row side by side, at least one, got 000 in row 0"),
@@ -123,6 +124,8 @@ def test_masks_that_are_refused() -> None:
         ([[1, 2], [1.0]], TypeError, "ids must have an integer dtype, got float64"),
         ([[1, 2], 3], ValueError, r"ids must have shape \(S,\) or \(B, S\) with S >= 1, got \(\)"),
         ([[1, 2], [[1, 2, 3]]], ValueError, r"ids must be rows of token ids, got shape \(1, 3\) in row 1"),
+        ([[1], [1, 2], [1, [2]]], ValueError, "ids must be lists of one length, of numbers alone, got others$"),
+        ([2**63], ValueError, "ids must be below 2\\^63, got 9223372036854775808$"),
     ):
         with pytest.raises(error, match=f"^generate: {words}"):
             generate(one, ids, 1)

@@ -157,6 +157,7 @@ def test_arguments_outside_their_ranges() -> None:
         (dict(max_new_tokens=1, temperature="1"), "temperature must be a number >= 0, got '1'"),
         (dict(max_new_tokens=1, top_p="a"), r"top_p must be in \(0, 1\] or None, got 'a'"),
         (dict(max_new_tokens=1, repetition_penalty=None), "repetition_penalty must be a number > 0, got None"),
+        (dict(max_new_tokens=1, repetition_penalty=2**1024), "repetition_penalty must be a number > 0, got 1797"),
         (dict(max_new_tokens=1, temperature=float("inf")), "temperature must be a number >= 0, got inf"),
         (dict(max_new_tokens=1, top_p=1.0 + 1e-9), r"top_p must be in \(0, 1\] or None"),
         (dict(max_new_tokens=1, top_p=float("nan")), r"top_p must be in \(0, 1\] or None"),

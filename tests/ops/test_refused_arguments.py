@@ -85,6 +85,8 @@ REFUSED: list[tuple[Callable, type[Exception], str]] = [
         lambda: F.scaled_dot_product_attention(Q, None, Q, MASK), TypeError,
         "scaled_dot_product_attention: key must be a Tensor, got NoneType",
     ),
+    (lambda: put(np.array([2**64 - 1], np.uint64)), IndexError, "index: every index must be below 2^63, got 18446744073709551615"),
+    (lambda: X[np.array([1, 2**63], np.uint64)], IndexError, "index: every index must be below 2^63, got 9223372036854775808"),
     (lambda: put([9]), IndexError, "index_put: index must be in [-3, 3), got 9 at position 0"),
     (lambda: X[[0, -4]], IndexError, "index: index must be in [-3, 3), got -4 at position 1"),
     (lambda: xt.cat(1.5), TypeError, "cat: tensors must be an iterable of Tensors, got float"),
@@ -153,6 +155,10 @@ def test_functions_of_one_tensor_refuse_others_as_the_core_does(op: str) -> None
 
 
 def test_integers_of_numpy_and_large_ones_are_taken() -> None:
+    assert (
+        X[np.array([1, 2], np.uint64)].shape == (2, 4) and X[np.array([], np.uint64)].shape == (0, 4) == X[[], :].shape
+    )
+    assert X[np.uint64(2)].shape == (4,)
     assert (
         xt.full(np.int64(2), 1).shape == (2,) == xt.full(xt.tensor(2), 1).shape == xt.randint(0, 3, np.int64(2)).shape
     )

@@ -48,7 +48,7 @@ class Prompts:
         return np.where(np.arange(width) < self.starts[:, None], first, self.tokens)
 
     def _take_mask(self, mask: Any, shape: tuple[int, ...]) -> None:
-        seen = mask.cpu().numpy() if isinstance(mask, _C.Tensor) else np.asarray(mask)
+        seen = mask.cpu().numpy() if isinstance(mask, _C.Tensor) else _array("attention_mask", mask)
         if seen.shape != shape:
             raise ValueError(f"generate: attention_mask must have the shape of ids {shape}, got {seen.shape}")
         if not np.isin(seen, (0, 1)).all():
@@ -90,13 +90,23 @@ def _of_rows(ids: list[Any] | tuple[Any, ...], pad: int) -> tuple[np.ndarray, np
     return out, np.array([width - len(tokens) for tokens in rows], np.int64)
 
 
+def _array(name: str, given: Any) -> np.ndarray:
+    """What NumPy makes of a value. ValueError for lists in which some elements are lists, or of other lengths."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise ValueError(f"generate: {name} must be lists of one length, of numbers alone, got others") from None
+
+
 def token_ids(ids: Any) -> np.ndarray:
     """ids, a tensor or what NumPy makes an array of, as an int64 array [S] or [B, S]."""
     if isinstance(ids, (str, bytes)):
         raise TypeError(f"generate: ids must be token ids, got {type(ids).__name__}: a tokenizer's encode makes them")
-    ids = ids if isinstance(ids, _C.Tensor) else np.asarray(ids)
+    ids = ids if isinstance(ids, _C.Tensor) else _array("ids", ids)
     if ids.ndim not in (1, 2) or ids.shape[-1] == 0:
         raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(ids.shape)}")
     if ids.dtype.name not in _INTEGERS:
         raise TypeError(f"generate: ids must have an integer dtype, got {ids.dtype.name}")
+    if ids.dtype.name == "uint64" and (most := int(ids.max(initial=0))) >= 2**63:
+        raise ValueError(f"generate: ids must be below 2^63, got {most}")
     return ids.to(_C.int64).cpu().numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -246,7 +247,7 @@ def _check(
         raise ValueError(f"generate: top_k must be an integer >= 1 or None, got {top_k!r}")
     if top_p is not None and (not is_real(top_p) or not 0.0 < top_p <= 1.0):
         raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
-    if not is_real(repetition_penalty) or not 0.0 < repetition_penalty < float("inf"):
+    if not is_real(repetition_penalty) or not 0.0 < repetition_penalty <= sys.float_info.max:
         raise ValueError(f"generate: repetition_penalty must be a number > 0, got {repetition_penalty!r}")
     if seed is not None and (not is_whole(seed) or not 0 <= seed < 2**64):
         raise ValueError(f"generate: seed must be an integer in [0, 2^64) or None, got {seed!r}")

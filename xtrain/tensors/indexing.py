@@ -37,6 +37,8 @@ def _as_tensor(item: Any) -> _Tensor:
     elif isinstance(item, (np.ndarray, np.generic)):
         if item.dtype.kind not in "iub":
             raise TypeError(f"{rule}, got {type(item).__name__} of {item.dtype}")
+        if item.dtype == np.uint64 and (most := int(item.max(initial=0))) >= 2**63:  # int64 would count it from behind
+            raise IndexError(f"index: every index must be below 2^63, got {most}")
         tensor = _C.tensor(item if item.dtype == np.bool_ else item.astype(np.int64), device="cpu")
     else:
         try:
