@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import xtrain.functional as F
 from xtrain import _C, nn
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.models.decoder import tensor_shapes
-from xtrain.nn.module import pack
+from xtrain.nn.module import evaluating, pack
 
 pytestmark = pytest.mark.on_cpu
 
@@ -229,3 +231,43 @@ def test_shapes_of_a_file_come_in_the_order_of_the_model(more: dict) -> None:
     config = Qwen3Config(**SIZES, **more, tie_word_embeddings=False)
     want = [(name, tuple(parameter.shape)) for name, parameter in Qwen3(config).named_parameters()]
     assert list(tensor_shapes(config)) == want
+
+
+@pytest.mark.parametrize("first_ends", [True, False])
+def test_threads_that_evaluate_one_model_give_its_modes_back(first_ends: bool) -> None:
+    """The second one finds evaluation mode, and would leave the model in it: dropout of a run would be off."""
+    mlp, began, ends = small_mlp(), threading.Event(), threading.Event()
+    mlp.gate_proj.eval()
+    modes = [part.training for part in mlp.modules()]
+    assert modes.count(True) == len(modes) - 1
+
+    def other() -> None:
+        with evaluating(mlp):
+            began.set()
+            ends.wait()
+
+    def end_other() -> None:
+        ends.set()
+        thread.join()
+
+    thread, mine = threading.Thread(target=other), ExitStack()
+    mine.enter_context(evaluating(mlp))
+    thread.start()
+    began.wait()
+    for end in (mine.close, end_other) if first_ends else (end_other, mine.close):
+        assert not any(part.training for part in mlp.modules())
+        end()
+    assert [part.training for part in mlp.modules()] == modes
+
+
+def test_blocks_inside_a_block_give_back_the_mode_they_have_found() -> None:
+    mlp = small_mlp()
+    with evaluating(mlp):
+        with evaluating(mlp):
+            assert not mlp.down_proj.training
+        assert not mlp.down_proj.training
+        mlp.train()
+        with evaluating(mlp):
+            assert not mlp.down_proj.training
+        assert mlp.down_proj.training
+    assert mlp.training and mlp.down_proj.training

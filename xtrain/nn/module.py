@@ -6,6 +6,8 @@ find them by type.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -424,19 +426,45 @@ def is_stock(module: Any, kind: type[Module]) -> bool:
     return own is None or getattr(own, "records_stock", False)
 
 
+# By the id of a module: the modes before its first block, and the number of blocks in each thread.
+_evaluated: dict[int, tuple[list[tuple[Module, bool]], dict[int, int]]] = {}
+_evaluating = threading.RLock()  # the collector may end a block of this thread inside another's beginning
+
+
+def _forked() -> None:
+    global _evaluating
+    _evaluating = threading.RLock()  # the thread that held it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 @contextmanager
 def evaluating(module: Module) -> Iterator[None]:
     """Evaluation mode inside the block (no dropout), here and below; then each module has its own mode again. A
-    class's own `eval` or `train` is not called.
+    class's own `eval` or `train` is not called. Several threads may evaluate one module: the last that ends gives the
+    modes back which the first has found.
     """
     modes = [(part, part.training) for part in module.modules()]  # the one walk: `eval` would be another
-    for part, _ in modes:
-        object.__setattr__(part, "training", False)
+    thread = threading.get_ident()
+    with _evaluating:
+        first, blocks = _evaluated.setdefault(id(module), (modes, {}))
+        blocks[thread] = blocks.get(thread, 0) + 1
+        for part, _ in modes:
+            object.__setattr__(part, "training", False)
     try:
         yield
     finally:
-        for part, mode in modes:
-            object.__setattr__(part, "training", mode)
+        with _evaluating:
+            blocks[thread] -= 1
+            inside = blocks[thread] > 0  # another block of this thread
+            if not inside:
+                del blocks[thread]
+            if not blocks:
+                del _evaluated[id(module)]
+            if len(blocks) == inside:  # no other thread's
+                for part, mode in modes if inside else first:
+                    object.__setattr__(part, "training", mode)
 
 
 def pack(*modules: Module, name: str = "weight") -> None:
