@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import os
+import pickle
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ import pytest
 import xtrain as xt
 from xtrain import _C
 from xtrain.optable.references import philox_block
+from xtrain.tensors import random
 
 
 def test_philox_known_answers() -> None:
@@ -81,3 +87,35 @@ def test_the_last_fill_is_followed_by_the_first() -> None:
     generator = xt.Generator()
     generator.set_state((1, 2**64 - 1))
     assert [generator.key() for _ in range(2)] == [(1, -1), (1, 0)] and generator.get_state() == (1, 1)
+
+
+def test_a_generator_can_be_copied() -> None:
+    own = xt.Generator().manual_seed(5)
+    xt.rand(2, generator=own)
+    for copied in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        assert copied.get_state() == own.get_state() == (5, 1)
+        xt.rand(2, generator=copied)
+        assert copied.get_state() == (5, 2) and own.get_state() == (5, 1), "each counts for itself"
+
+
+def test_a_child_draws_though_another_thread_was_drawing() -> None:
+    """The thread that held the lock is not in the child, and never lets go of it."""
+    own, held, over = xt.Generator().manual_seed(5), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with random._lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # it waits for ever
+        xt.rand(2, generator=own)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    over.set()
+    thread.join()
+    assert status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from typing import TYPE_CHECKING
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _DEFAULT = 67280421310721  # PyTorch's
+_lock = threading.RLock()  # of all generators, so that one can be copied; a signal's handler may draw, too
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.RLock()  # the thread that held it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Generator:
@@ -25,7 +35,6 @@ class Generator:
 
     def __init__(self, device: Device = "cpu") -> None:
         self.device = _C.device(device if device is not None else "cpu")
-        self._lock = threading.Lock()
         self._seed, self._fill = _DEFAULT, 0
 
     def manual_seed(self, seed: int) -> Self:
@@ -45,7 +54,7 @@ class Generator:
 
     def get_state(self) -> tuple[int, int]:
         """(seed, number of the next fill)."""
-        with self._lock:
+        with _lock:
             return self._seed, self._fill
 
     def set_state(self, new_state: tuple[int, int]) -> None:
@@ -53,12 +62,12 @@ class Generator:
         numbers = tuple(new_state) if isinstance(new_state, (tuple, list)) else ()
         if len(numbers) != 2 or not all(isinstance(n, int) and 0 <= n < 2**64 for n in numbers):
             raise ValueError(f"Generator: seed and fill must be integers in [0, 2**64), got {new_state!r}")
-        with self._lock:
+        with _lock:
             self._seed, self._fill = numbers
 
     def key(self) -> tuple[int, int]:
         """What the core takes for the next fill: (seed, number of the fill), each as a signed number of 64 bits."""
-        with self._lock:
+        with _lock:
             now = self._seed, self._fill
             self._fill = (self._fill + 1) % 2**64
         return now[0] - (now[0] >> 63 << 64), now[1] - (now[1] >> 63 << 64)
