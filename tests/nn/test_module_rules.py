@@ -250,7 +250,7 @@ def test_threads_that_evaluate_one_model_give_its_modes_back(first_ends: bool) -
         ends.set()
         thread.join()
 
-    thread, mine = threading.Thread(target=other), ExitStack()
+    thread, mine = threading.Thread(target=other, daemon=True), ExitStack()
     mine.enter_context(evaluating(mlp))
     thread.start()
     began.wait()

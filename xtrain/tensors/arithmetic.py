@@ -49,11 +49,10 @@ def triu(input: _Tensor, diagonal: int = 0) -> _Tensor:
 
 
 def _root_of_powers(sizes: _Tensor, p: float, dim: Size | None, keepdim: bool) -> _Tensor:
-    """(sum sizes^p)^(1/p). Zeros stand apart: the slopes of a power and of a root are infinite there, times 0 NaN."""
+    """(sum sizes^p)^(1/p). Zeros stand apart: the slope of a power, or of the root, is infinite there, times 0 NaN."""
     some = sizes != 0  # so is NaN
-    powers = _C.where(some, _C.where(some, sizes, 1.0) ** p, 0.0 if p > 0 else math.inf).sum(dim, keepdim)
-    some = powers != 0
-    return _C.where(some, _C.where(some, powers, 1.0) ** (1.0 / p), 0.0 if p > 0 else math.inf)
+    powers = _C.where(some, _C.where(some, sizes, 1.0) ** p, 0.0 if p > 0 else math.inf)
+    return powers.sum(dim, keepdim) ** (1.0 / p)
 
 
 def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdim: bool = False) -> _Tensor:
