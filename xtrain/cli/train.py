@@ -64,6 +64,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any
     words, values = parse(arguments, KEYS)
     if len(words) > 1:
         raise ConfigError(f"unexpected argument {words[1]!r}; options are written --name value")
+    if values.get("resume") == "":  # in a shell, an empty variable; it must not begin another run
+        raise ConfigError("--resume must name a run, or be last or auto, got ''")
     return (words[0] if words else None), values
 
 
