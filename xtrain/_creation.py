@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from . import _C
 from ._C import Tensor
-from ._types import Device, DType, Size, as_int, need_tensors
+from ._types import Device, DType, Size, as_int, need_input
 from .tensors.random import Generator
 
 _float32, _int64, _bool = _C.float32, _C.int64, _C.bool
@@ -158,7 +158,7 @@ def randint(
 
 def empty_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`empty` with the shape of input and, unless given, its dtype and device."""
-    need_tensors("empty_like", input=input)
+    need_input("empty_like", input)
     return _finish(_C.empty(input.shape, dtype or input.dtype, device or input.device), requires_grad)
 
 
@@ -166,29 +166,29 @@ def full_like(
     input: Tensor, fill_value: float, *, dtype: DType = None, device: Device = None, requires_grad: bool = False
 ) -> Tensor:
     """`full` with the shape of input and, unless given, its dtype and device."""
-    need_tensors("full_like", input=input)
+    need_input("full_like", input)
     return _finish(_C.full(input.shape, fill_value, dtype or input.dtype, device or input.device), requires_grad)
 
 
 def zeros_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`zeros` with the shape of input and, unless given, its dtype and device."""
-    need_tensors("zeros_like", input=input)
+    need_input("zeros_like", input)
     return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`ones` with the shape of input and, unless given, its dtype and device."""
-    need_tensors("ones_like", input=input)
+    need_input("ones_like", input)
     return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def rand_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`rand` with the shape of input and, unless given, its dtype and device."""
-    need_tensors("rand_like", input=input)
+    need_input("rand_like", input)
     return rand(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
 
 
 def randn_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`randn` with the shape of input and, unless given, its dtype and device."""
-    need_tensors("randn_like", input=input)
+    need_input("randn_like", input)
     return randn(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)

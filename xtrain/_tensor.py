@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, overload
 
 from . import _C
-from ._types import Size, as_int, axis, need_tensors
+from ._types import Size, as_int, axis, need_input, need_tensors
 
 _Tensor = _C.Tensor
 _cat, _split, _where = _C.cat, _C.split, _C.where
@@ -29,7 +29,7 @@ def _take(input: _Tensor, indices: _Tensor, dim: int) -> _Tensor:
 def _extreme(
     op: str, result: Any, reduce: Any, arg: Any, pairwise: Any, input: _Tensor, dim: int | _Tensor | None, keepdim: bool
 ) -> Any:
-    need_tensors(op, input=input)
+    need_input(op, input)
     if dim is None:
         return reduce(input)
     if isinstance(dim, _Tensor):
@@ -71,13 +71,15 @@ def min(input: _Tensor, dim: int | _Tensor | None = None, keepdim: bool = False)
 
 def argmin(input: _Tensor, dim: int | None = None, keepdim: bool = False) -> _Tensor:
     """Index (int64) of the smallest element along dim, or in the flattened input; the first one on ties."""
-    need_tensors("argmin", input=input)
+    need_input("argmin", input)
     # -1 - x turns the order of integers round without overflow, which -x does not (uint8, the smallest int64).
     turned = -input if input.dtype.is_floating_point else -1 - input.to(_C.int64)
     return _C.argmax(turned, dim, keepdim)
 
 
 def _listed(op: str, tensors: object) -> list[_Tensor]:
+    if isinstance(tensors, (list, tuple)):
+        return list(tensors)
     if not isinstance(tensors, Iterable) or getattr(tensors, "ndim", 1) == 0:
         raise TypeError(f"{op}: tensors must be an iterable of Tensors, got {type(tensors).__name__}")
     return list(tensors)
@@ -94,7 +96,8 @@ def stack(tensors: Iterable[_Tensor], dim: int = 0) -> _Tensor:
     if not tensors:
         raise ValueError("stack: tensors must hold at least one tensor, got none")
     for tensor in tensors:
-        need_tensors("stack", **{"each of tensors": tensor})
+        if not isinstance(tensor, _Tensor):
+            need_tensors("stack", **{"each of tensors": tensor})
         if tensor.shape != tensors[0].shape:
             raise ValueError(f"stack: tensors must have shape {tuple(tensors[0].shape)}, got {tuple(tensor.shape)}")
     return _cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
@@ -105,15 +108,15 @@ def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]
 
     ValueError for sizes that do not add up to that of dim.
     """
-    need_tensors("split", input=input)
-    if not isinstance(split_size, Iterable):
+    need_input("split", input)
+    if isinstance(split_size, int) or not isinstance(split_size, (list, tuple, Iterable)):
         split_size = as_int("split", "split_size", split_size)
         size = input.shape[axis("split", input, dim)]
         if split_size < 1 or size <= split_size * _SPLIT_PIECES:
             return _split(input, split_size, dim)
         sizes = [split_size] * (size // split_size) + ([size % split_size] if size % split_size else [])
     else:
-        sizes = [as_int("split", "each of split_size", size) for size in split_size]
+        sizes = [n if type(n) is int else as_int("split", "each of split_size", n) for n in split_size]
         if len(sizes) <= _SPLIT_SIZES:
             return _split(input, tuple(sizes), dim)
         size = input.shape[axis("split", input, dim)]
@@ -128,7 +131,7 @@ def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]
 
 def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
     """At most `chunks` views of equal size along dim (the last may be smaller). ValueError for chunks below 1."""
-    need_tensors("chunk", input=input)
+    need_input("chunk", input)
     chunks = as_int("chunk", "chunks", chunks)
     if chunks < 1:
         raise ValueError(f"chunk: chunks must be at least 1, got {chunks}")
@@ -140,7 +143,7 @@ def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
 
 def narrow(input: _Tensor, dim: int, start: int, length: int) -> _Tensor:
     """View of `length` places along dim from `start` on. IndexError when dim has fewer."""
-    need_tensors("narrow", input=input)
+    need_input("narrow", input)
     start, length = as_int("narrow", "start", start), as_int("narrow", "length", length)
     if not 0 <= start <= start + length <= input.shape[axis("narrow", input, dim)]:
         raise IndexError(f"narrow: start and length must lie in dimension {dim}, got {start} and {length}")
@@ -149,7 +152,7 @@ def narrow(input: _Tensor, dim: int, start: int, length: int) -> _Tensor:
 
 def flatten(input: _Tensor, start_dim: int = 0, end_dim: int = -1) -> _Tensor:
     """The dims start_dim..end_dim made one; a view where the strides allow it. ValueError when end_dim comes first."""
-    need_tensors("flatten", input=input)
+    need_input("flatten", input)
     if input.ndim == 0:
         return input.reshape((1,))
     start, end = axis("flatten", input, start_dim), axis("flatten", input, end_dim)
@@ -171,7 +174,7 @@ def var(
     correction: float | None = None,
 ) -> _Tensor:
     """sum (x - mean)^2 / max(0, n - correction) over dim; correction is 1, or 0 with unbiased=False."""
-    need_tensors("var", input=input)
+    need_input("var", input)
     if correction is None:
         correction = 1 if unbiased else 0
     squares = (input - input.mean(dim, True)) ** 2
@@ -192,13 +195,13 @@ def std(
     correction: float | None = None,
 ) -> _Tensor:
     """Square root of `var`."""
-    need_tensors("std", input=input)
+    need_input("std", input)
     return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
 
 
 def square(input: _Tensor) -> _Tensor:
     """x * x; of bool in int64, as a product of bools is a bool."""
-    need_tensors("square", input=input)
+    need_input("square", input)
     if input.dtype == _C.bool:
         input = input.to(_C.int64)
     return input * input
@@ -206,7 +209,7 @@ def square(input: _Tensor) -> _Tensor:
 
 def clamp(input: _Tensor, min: _Tensor | float | None = None, max: _Tensor | float | None = None) -> _Tensor:
     """Elements below `min` become min, above `max` become max; either may be None, ValueError for both."""
-    need_tensors("clamp", input=input)
+    need_input("clamp", input)
     if min is None and max is None:
         raise ValueError("clamp: min or max must be given, got None for both")
     if min is not None:
@@ -216,13 +219,13 @@ def clamp(input: _Tensor, min: _Tensor | float | None = None, max: _Tensor | flo
 
 def isnan(input: _Tensor) -> _Tensor:
     """bool: where x is not a number."""
-    need_tensors("isnan", input=input)
+    need_input("isnan", input)
     return input != input
 
 
 def isinf(input: _Tensor) -> _Tensor:
     """bool: where x is +inf or -inf."""
-    need_tensors("isinf", input=input)
+    need_input("isinf", input)
     if input.dtype == _C.bool:
         return input != input
     return abs(input) == float("inf")
@@ -230,7 +233,7 @@ def isinf(input: _Tensor) -> _Tensor:
 
 def isfinite(input: _Tensor) -> _Tensor:
     """bool: where x is neither NaN nor infinite."""
-    need_tensors("isfinite", input=input)
+    need_input("isfinite", input)
     if input.dtype == _C.bool:
         return input == input
     return abs(input) < float("inf")
@@ -242,13 +245,13 @@ def _count(input: _Tensor, dim: Size | None, keepdim: bool) -> _Tensor:
 
 def any(input: _Tensor, dim: Size | None = None, keepdim: bool = False) -> _Tensor:
     """bool: whether some element (along dim) is not zero."""
-    need_tensors("any", input=input)
+    need_input("any", input)
     return _count(input, dim, keepdim) != 0
 
 
 def all(input: _Tensor, dim: Size | None = None, keepdim: bool = False) -> _Tensor:
     """bool: whether no element (along dim) is zero."""
-    need_tensors("all", input=input)
+    need_input("all", input)
     return _count(input == 0, dim, keepdim) == 0
 
 

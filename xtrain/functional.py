@@ -15,7 +15,7 @@ from . import _C
 from ._C import Tensor
 from ._draw import captured_generator
 from ._lazy import absent
-from ._types import Size, as_sizes, is_real, need_tensors
+from ._types import Size, as_sizes, is_real, need_input, need_tensors
 from .tensors.arithmetic import repeat_interleave
 from .tensors.convolution import causal_conv1d as causal_conv1d
 from .tensors.convolution import conv1d as conv1d
@@ -77,7 +77,7 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: floa
         weight, normalized_shape = normalized_shape, normalized_shape.shape
     else:
         normalized_shape = as_sizes("rms_norm", normalized_shape)
-    need_tensors("rms_norm", input=input)
+    need_input("rms_norm", input)
     if eps is None:
         eps = _EPSILON.get(input.dtype.name, 1e-6)
     dims = len(normalized_shape)
@@ -111,7 +111,7 @@ def layer_norm(
     input [..., *normalized_shape], weight and bias of normalized_shape or None. The variance is divided by the number
     of elements. Mean and variance are taken in float32 (float64 for float64), and the result is rounded once.
     """
-    need_tensors("layer_norm", input=input)
+    need_input("layer_norm", input)
     dims = as_sizes("layer_norm", normalized_shape)
     shape = tuple(input.shape)
     if not dims or shape[-len(dims) :] != dims:
@@ -136,7 +136,7 @@ def add_rms_norm(
     rounded to the dtype before the norm: the bits, also of the gradients, are those of `+` and rms_norm one after the
     other. eps None is the machine epsilon of the dtype.
     """
-    need_tensors("add_rms_norm", input=input)
+    need_input("add_rms_norm", input)
     return _add_rms_norm(input, residual, weight, _EPSILON.get(input.dtype.name, 1e-6) if eps is None else eps)
 
 
@@ -256,7 +256,7 @@ def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
     """x - log(sum exp(x)) along dim, shifted by the maximum so that it does not overflow; 16-bit floats are computed in
     float32.
     """
-    need_tensors("log_softmax", input=input)
+    need_input("log_softmax", input)
     wide = input.float() if input.itemsize < 4 else input
     shifted = wide - wide.detach().amax(dim, True)
     result = shifted - shifted.exp().sum(dim, True).log()
@@ -502,7 +502,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     number i of uniform(x.shape) from the same state is below p. The mask is not kept: the backward makes it again. In
     a captured step (cuda.graph) each replay has the mask of the generator's state then, as an eager step would.
     """
-    need_tensors("dropout", input=input)
+    need_input("dropout", input)
     if not (is_real(p) and 0.0 <= p <= 1.0):
         raise ValueError(f"dropout: p must be in [0, 1], got {p!r}")
     if not training or p == 0.0:
