@@ -288,7 +288,7 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     const XtLtChoice *choice = &choices[status || found == 0 ? 0 : pick_offer(lt, p, choices, found)];
     if (!status) status = found > 0 ? choice->status : XT_BLAS_NOT_SUPPORTED;
     plan->algo = choice->algo;
-    if (!status) take_measured(lt, device->lt, plan->desc, plan->a, plan->b, plan->c, p, &plan->algo);
+    if (!status) take_measured(lt, device->lt, plan->desc, plan->a, plan->b, plan->c, p, device->workspace_nbytes, &plan->algo);
     plan->supported = status == XT_BLAS_SUCCESS;
     if (status && status != XT_BLAS_NOT_SUPPORTED) {
         drop(lt, plan);

@@ -1,7 +1,7 @@
 /* cublas_choice.cuh - which of cuBLASLt's algorithms a product takes. Included by cublas.cu alone.
  *
  * The rule picks among the heuristic's offers, for any size. A table has products of models whose steps were measured: there a kernel
- * that the heuristic does not offer, or ranks lower, made the step 0.2 to 0.8 % shorter. The choice is by the step, since what is
+ * that the heuristic does not offer, or ranks lower, made the step 0.2 to 1.0 % shorter. The choice is by the step, since what is
  * fastest alone is not in a step, where the GPU is at its limit of power (docs/worklog/gemm-cuda.md, "A table by shape").
  */
 #pragma once
@@ -93,9 +93,10 @@ static const Measured *find_measured(const XtCublasLt *lt, const XtGemm *p) {
     return NULL;
 }
 
-/* *algo, an offer for p, becomes what the table says, where it says something that this library takes; a, b, c: layouts of A, B and C. */
+/* *algo, an offer for p, becomes what the table says, where it says something that this library takes, with at most `workspace` bytes of
+ * memory; a, b, c: layouts of A, B and C. */
 static void take_measured(const XtCublasLt *lt, void *handle, void *desc, void *a, void *b, void *c, const XtGemm *p,
-                          XtLtAlgo *algo) {
+                          size_t workspace, XtLtAlgo *algo) {
     const Measured *one = find_measured(lt, p);
     if (!one || attribute_of(lt, algo, XT_LT_ALGO_ID) != HOPPER_ALGORITHM) return;
     XtLtAlgo other = *algo;
@@ -107,5 +108,5 @@ static void take_measured(const XtCublasLt *lt, void *handle, void *desc, void *
     if (!status) status = lt->algo_set(&other, XT_LT_ALGO_SPLITS_OF_K, &splits, sizeof splits);
     if (!status) status = lt->algo_set(&other, XT_LT_ALGO_REDUCTION, &reduction, sizeof reduction);
     if (!status) status = lt->algo_check(handle, desc, b, a, c, c, &other, &result); /* cuBLAS' A is B */
-    if (!status) *algo = other;
+    if (!status && result.workspace <= workspace) *algo = other; /* the check knows of no limit, as the heuristic does */
 }

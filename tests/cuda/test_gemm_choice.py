@@ -51,6 +51,20 @@ def test_products_of_the_table(line, tokens: int) -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("line", [line for line in TABLE if line[4] and not line[3] and line[1] < 50000], ids=str)
+def test_products_of_the_table_with_a_bias(line) -> None:
+    """Which the product adds at its end, before it rounds."""
+    _, n, k, *_ = line
+    xt.manual_seed(n + k)
+    a, weight, bias = (xt.randn(*shape, device="cuda").to(xt.bfloat16) for shape in ((4096, k), (n, k), (n,)))
+    rows, cols = some(4096), some(n)
+    got = wide(F.linear(a, weight, bias), rows)[:, cols]
+    x, y, add = wide(a, rows), wide(weight, cols), array(bias.to(xt.float32)).astype(np.float64)[cols]
+    want, size = x @ y.T + add, np.abs(x) @ np.abs(y).T + np.abs(add)
+    assert np.all(np.abs(got - want) <= 2**-8 * np.abs(want) + (k + 1) * 2**-24 * size)
+
+
+@needs_gpu
 def test_rows_that_the_copy_engine_cannot_read() -> None:
     """A product of the table whose rows lie 1,030 elements apart."""
     x = xt.randn(4096, 4096, device="cuda").to(xt.bfloat16)
