@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from contextlib import ExitStack
 
@@ -258,6 +259,30 @@ def test_threads_that_evaluate_one_model_give_its_modes_back(first_ends: bool) -
         assert not any(part.training for part in mlp.modules())
         end()
     assert [part.training for part in mlp.modules()] == modes
+
+
+def test_blocks_of_other_threads_end_in_a_child() -> None:
+    """Their threads are not there, so that its model would stay in evaluation mode."""
+    mlp, began, ends = small_mlp(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with evaluating(mlp):
+            began.set()
+            ends.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    began.wait()
+    with evaluating(mlp):
+        child = os.fork()
+        if child == 0:
+            inside = mlp.training
+    if child == 0:
+        os._exit(0 if mlp.down_proj.training and not inside else 1)
+    _, status = os.waitpid(child, 0)
+    ends.set()
+    thread.join()
+    assert status == 0 and mlp.training
 
 
 def test_blocks_inside_a_block_give_back_the_mode_they_have_found() -> None:

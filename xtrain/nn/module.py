@@ -432,8 +432,16 @@ _evaluating = threading.RLock()  # the collector may end a block of this thread 
 
 
 def _forked() -> None:
+    """The other threads are not in the child: nobody would let go of the lock, or end their blocks."""
     global _evaluating
-    _evaluating = threading.RLock()  # the thread that held it is not in the child
+    _evaluating = threading.RLock()
+    for key, (first, blocks) in list(_evaluated.items()):
+        for thread in blocks.keys() - {threading.get_ident()}:
+            del blocks[thread]
+        if not blocks:
+            del _evaluated[key]
+            for part, mode in first:
+                object.__setattr__(part, "training", mode)
 
 
 os.register_at_fork(after_in_child=_forked)
