@@ -176,6 +176,8 @@ XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out);
  * block, they are columns of another block as like[i] are of theirs, and the rest of it is unwritten, or has columns that an earlier rule
  * of this backward left there: what split() gathers in place. Else each alone, where it is such columns; others are dense. For rules. */
 XtStatus xt_empty_like_columns(int count, XtTensor *const *like, XtTensor **out);
+/* Whether t [..., heads, D] is such columns, and not all of them. */
+bool xt_is_columns(XtTensor *t);
 bool xt_adjoin(const XtTensor *first,
                const XtTensor *second); /* dense, of one dtype and block, the second right behind the first */
 

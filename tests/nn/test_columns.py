@@ -193,3 +193,15 @@ def test_heads_may_change_after_their_rotation() -> None:
         heads.mul_(3.0)
     y.backward(xt.ones(2, 3, 2, 8))
     assert array(x.grad)[:, :16].any() and not array(x.grad)[:, 16:].any()
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_rope_keeps_columns_alone(columns: bool) -> None:
+    """A view that is no columns would keep its memory until the backward, for nothing."""
+    x = xt.randn(2, 4, 4000, 8).requires_grad_()
+    before = _C.memory_stats(x.device)["allocated"]
+    heads = (x * 1.0).view(8000, 8, 4)[:, :4] if columns else (x * 1.0).transpose(1, 2)
+    y = _C.rope(heads)
+    del heads
+    kept = _C.memory_stats(x.device)["allocated"] - before - y.nbytes
+    assert kept >= x.nbytes if columns else kept < 0.5 * x.nbytes

@@ -81,6 +81,11 @@ static bool are_columns(int count, XtTensor *const *list, XtColumns *out) {
     return true;
 }
 
+bool xt_is_columns(XtTensor *t) {
+    XtColumns place;
+    return are_columns(1, &t, &place) && place.end[0] - place.begin[0] < place.row;
+}
+
 /* Whether `more` are other columns of what is begun. */
 static bool are_left(const XtColumns *begun, const XtColumns *more) {
     if (begun->of != more->of || begun->storage->nbytes != more->of->nbytes || begun->dtype != more->dtype ||

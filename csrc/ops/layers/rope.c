@@ -4,8 +4,8 @@
  *
  * The map is a rotation, so the backward is the same kernel turned by -angle. x [rows, H, D] or [B, S, H, D]; the position of a row is
  * its index in its own sequence: row % period, where the period is S (all rows for a 3-D x) unless given, or positions[row].
- * The backward does not read x. It is saved to compute y again, and where it is a view with gaps, such as columns of a product: dx is
- * then made as columns, too, which split() need not copy.
+ * The backward does not read x. It is saved to compute y again, and where it is columns of a product: dx is then made as columns, too,
+ * which split() need not copy. Other views are not kept.
  */
 #include "contract/layers.h"
 #include "ops/ops.h"
@@ -123,7 +123,7 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(rotate(x, positions, period, xt_rope_base(c->arg, 1), false, NULL, &c->out[0]));
     c->out_count = 1;
     XT_TRY(xt_save(c, positions));
-    XT_TRY(xt_save(c, c->recomputed || !xt_view_is_contiguous(&x->view) ? x : NULL));
+    XT_TRY(xt_save(c, c->recomputed || xt_is_columns(x) ? x : NULL));
 done:
     xt_tensor_release(positions);
     return status;

@@ -252,6 +252,10 @@ FAULTS = [
         "dx of columns is columns", "tests/nn/test_columns.py -k beside_those_of_rotated_heads",
     ),
     Fault(
+        "columns: any view is kept", "csrc/ops/layers/rope.c", "c->recomputed || xt_is_columns(x) ? x : NULL", "true ? x : NULL",
+        "other views are not kept", "tests/nn/test_columns.py::test_rope_keeps_columns_alone",
+    ),
+    Fault(
         "columns: a place that must not change", "csrc/ops/layers/rope.c", "    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy)",
         "    XtTensor *seen;\n    XT_CHECK(xt_node_saved(n, 1, &seen));\n    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy)",
         "elements may have changed since", "tests/nn/test_columns.py::test_heads_may_change_after_their_rotation",
