@@ -178,6 +178,9 @@ XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out);
 XtStatus xt_empty_like_columns(int count, XtTensor *const *like, XtTensor **out);
 /* Whether t [..., heads, D] is such columns, and not all of them. */
 bool xt_is_columns(XtTensor *t);
+/* In a backward: whether t is such columns, and their gradient belongs among columns: others are there already, or it is half of the block
+ * or more, which it may have to hold alone. */
+bool xt_columns_pay(XtTensor *t);
 bool xt_adjoin(const XtTensor *first,
                const XtTensor *second); /* dense, of one dtype and block, the second right behind the first */
 

@@ -205,3 +205,13 @@ def test_rope_keeps_columns_alone(columns: bool) -> None:
     del heads
     kept = _C.memory_stats(x.device)["allocated"] - before - y.nbytes
     assert kept >= x.nbytes if columns else kept < 0.5 * x.nbytes
+
+
+@pytest.mark.parametrize(("width", "alone"), [(24, True), (16, False)])
+def test_few_rotated_columns_begin_no_block(width: int, alone: bool) -> None:
+    """Less than half of a row: a block would be of the whole product's size, for a gradient that may be the only one there."""
+    x, seen = xt.randn(6, 16 + width).requires_grad_(), []
+    heads = (x * 1.0).split((16, width), 1)[0].view(2, 3, 2, 8)
+    heads.register_hook(lambda g: seen.append(g.is_contiguous()))
+    _C.rope(heads, 100.0, None, 3).backward(xt.ones(2, 3, 2, 8))
+    assert seen == [alone]

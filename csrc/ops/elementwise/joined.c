@@ -97,6 +97,12 @@ static bool are_left(const XtColumns *begun, const XtColumns *more) {
     return true;
 }
 
+bool xt_columns_pay(XtTensor *t) {
+    XtColumns place;
+    if (!are_columns(1, &t, &place)) return false;
+    return are_left(xt_walk_columns(), &place) || 2 * (place.end[0] - place.begin[0]) >= place.row;
+}
+
 /* The block for the gradients of these columns, new; it is begun as long as columns are left. */
 static XtStatus block_of(const XtColumns *like, const XtTensor *first, XtStorage **block) {
     XtColumns *begun = xt_walk_columns();

@@ -140,9 +140,10 @@ static XtStatus recompute(XtNode *n, XtTensor **out) {
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtArg *arg = xt_node_args(n);
     const XtTensor *dy = dout[0];
-    XtTensor *positions;
+    XtTensor *positions, *place = xt_node_place(1);
     XT_CHECK(xt_node_saved(n, 0, &positions));
-    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true, xt_node_place(1), &din[0]);
+    if (place && !xt_columns_pay(place)) place = NULL;
+    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true, place, &din[0]);
 }
 
 const XtOp xt_op_rope = {

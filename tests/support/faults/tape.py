@@ -248,12 +248,16 @@ FAULTS = [
         "the stride of a single head is nothing", "tests/nn/test_columns.py -k beside_those_of_rotated_heads",
     ),
     Fault(
-        "columns: rotated heads elsewhere", "csrc/ops/layers/rope.c", "true, xt_node_place(1), &din[0]);", "true, NULL, &din[0]);",
+        "columns: rotated heads elsewhere", "csrc/ops/layers/rope.c", "true, place, &din[0]);", "true, NULL, &din[0]);",
         "dx of columns is columns", "tests/nn/test_columns.py -k beside_those_of_rotated_heads",
     ),
     Fault(
         "columns: any view is kept", "csrc/ops/layers/rope.c", "c->recomputed || xt_is_columns(x) ? x : NULL", "true ? x : NULL",
         "other views are not kept", "tests/nn/test_columns.py::test_rope_keeps_columns_alone",
+    ),
+    Fault(
+        "columns: a block for few", "csrc/ops/elementwise/joined.c", "2 * (place.end[0] - place.begin[0]) >= place.row;", "place.row > 0;",
+        "a gradient of less than half a row begins no block", "tests/nn/test_columns.py::test_few_rotated_columns_begin_no_block",
     ),
     Fault(
         "columns: a place that must not change", "csrc/ops/layers/rope.c", "    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy)",
