@@ -142,6 +142,8 @@ def start(*what) -> int:
             status = child(*what)
         except KeyboardInterrupt:  # before the command has begun, on a busy machine
             status = 130
+        except SystemExit as end:  # a signal while a file was written outside the loop of steps
+            status = end.code if isinstance(end.code, int) else 1
         finally:
             os._exit(status)
     return number
