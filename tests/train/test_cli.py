@@ -106,6 +106,11 @@ def test_sample(run) -> None:
         (("train", "--device", "cuda:99", "--steps", "1"), 2, "cuda:99"),
         (("train", "--resume", "/no/such/run"), 1, "does not exist"),
         (("train", "--resume", "", "--dry-run"), 2, "--resume must name a run, or be last or auto, got ''"),
+        (
+            ("train", "--model.rope_theta", "1e-30", "--steps", "1"),
+            2,
+            "error: Qwen3Config: rope_theta must be at least 1e-09",
+        ),
         (("sample",), 2, "expected 1 argument, got 0"),
         (("sample", "/no/such/run"), 1, "no such directory"),
         (("sample", "x", "--top-p", "7"), 2, "top-p"),

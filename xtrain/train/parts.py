@@ -111,7 +111,10 @@ def plan_model(config: TrainConfig, keys: dict[str, Any] | None) -> tuple[Archit
     """Architecture and config of a new model. keys: of a preset; None means those of a model directory."""
     if keys is not None:
         kind = architecture(keys["model_type"])
-        return kind, kind.config(**keys, dtype="float32")
+        try:
+            return kind, kind.config(**keys, dtype="float32")
+        except ValueError as error:  # names the option, which has the key's name
+            raise ConfigError(str(error)) from None
     if config.lora.r:
         raise ConfigError(f"lora.r must be left out with {config.model.preset}, which holds no weights")
     kind, planned = saving.read_config(saving.DirectoryReader(config.model.preset))
