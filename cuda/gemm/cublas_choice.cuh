@@ -1,8 +1,8 @@
 /* cublas_choice.cuh - which of cuBLASLt's algorithms a product takes. Included by cublas.cu alone.
  *
  * The rule picks among the heuristic's offers, for any size. A table has products of models whose steps were measured: there a kernel
- * that the heuristic does not offer, or ranks lower, made the step 0.2 to 1.0 % shorter. The choice is by the step, since what is
- * fastest alone is not in a step, where the GPU is at its limit of power (docs/worklog/gemm-cuda.md, "A table by shape").
+ * that the heuristic does not offer, or ranks lower, made the step 0.2 to 1.0 % shorter. The table was chosen by the step's time: a
+ * third or less of what kernels gain alone was left there (docs/worklog/gemm-cuda.md, "A table by shape").
  */
 #pragma once
 
@@ -84,7 +84,7 @@ static bool is_size(int64_t size, int32_t wanted) {
 static const Measured *find_measured(const XtCublasLt *lt, const XtGemm *p) {
     const size_t version = lt->version();
     if (version / 100 != 1301 || xt_compute_capability() != 90 || p->batch[1] != 1 || p->dtype_a != XT_BFLOAT16) return NULL;
-    /* The copy engine wants matrices that begin at multiples of 16 bytes. Rows that do not are what algo_check refuses. */
+    /* The copy engine reads matrices from multiples of 16 bytes on. Leading dimensions need no condition: algo_check sees them. */
     if (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) return NULL;
     for (const Measured *one = measured; one != measured + sizeof measured / sizeof *measured; one++)
         if (is_size(p->m, one->m) && is_size(p->n, one->n) && is_size(p->k, one->k) && p->trans_a == one->trans_a &&
