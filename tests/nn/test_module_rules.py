@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from runs import status_of_child
 
 import xtrain as xt
 import xtrain.functional as F
@@ -273,13 +273,16 @@ def test_blocks_of_other_threads_end_in_a_child() -> None:
     thread = threading.Thread(target=other)
     thread.start()
     began.wait()
-    with evaluating(mlp):
-        child = os.fork()
-        if child == 0:
-            inside = mlp.training
-    if child == 0:
-        os._exit(0 if mlp.down_proj.training and not inside else 1)
-    _, status = os.waitpid(child, 0)
+    mine = ExitStack()
+    mine.enter_context(evaluating(mlp))
+
+    def in_child() -> bool:
+        inside = mlp.training
+        mine.close()
+        return mlp.down_proj.training and not inside
+
+    status = status_of_child(in_child)
+    mine.close()
     ends.set()
     thread.join()
     assert status == 0 and mlp.training

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,24 @@ TINY = {
     "model.num_key_value_heads": 1, "model.head_dim": 8, "batch_size": 4, "seq_len": 16, "steps": 8, "eval_every": 0, "save_every": 0,
     "eval_tokens": 64, "sample.tokens": 0, "plot": False, "optim.warmup": 2,
 }  # fmt: skip
+
+
+def status_of_child(call: Callable[[], bool], seconds: int = 30) -> int:
+    """The wait status of a forked child that calls it: 0 if it returns True, in so many seconds. The child ends here,
+    whatever the call raises; else it would go on with the tests of its parent, beside it.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(seconds)
+            status = not call()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
 
 
 def text_file(path: Path, size: int = 20_000, seed: int = 0) -> Path:
