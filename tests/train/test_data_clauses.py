@@ -259,7 +259,8 @@ def test_what_token_files_say_of_themselves(tmp_path) -> None:
     """The largest vocabulary of several files; bytes of text only where all files know them."""
     (tmp_path / "text").write_bytes(b"abcd" * 20)
     (tmp_path / "in").mkdir()
-    data.prepare(tmp_path / "text", tmp_path / "in" / "a.tokens", Letters())
+    with pytest.warns(UserWarning, match="the tokenizer has no end of a document"):
+        data.prepare(tmp_path / "text", tmp_path / "in" / "a.tokens", Letters())
     data.prepare(tmp_path / "text", tmp_path / "in" / "b.tokens")
     opened = data.open_data(tmp_path / "in")
     assert opened.vocab_size == 256 and opened.bytes_per_token == (80 + 81) / (40 + 81)

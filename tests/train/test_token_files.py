@@ -95,6 +95,20 @@ def test_the_end_of_a_document_is_kept(tmp_path) -> None:
     assert open_token_file(tmp_path / "x.tokens").tokenizer.eos == 4
 
 
+@pytest.mark.parametrize("end", [None, "<absent>"])
+def test_documents_without_an_end_are_told(tmp_path, capsys, end: str | None) -> None:
+    """Of a tokenizer that names none, or one that it does not have: nothing ends its documents."""
+    folder = tokenizer_directory(tmp_path / "t", end=None)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    words = "^data: the tokenizer has no end of a document, so nothing is put between documents: name a token of its"
+    with pytest.warns(UserWarning, match=f"{words} tokenizer.json as eos_token in tokenizer_config.json$"):
+        data.prepare(texts(tmp_path / "in"), tmp_path / "x.tokens", load_tokenizer(folder))
+    for tokenizer, told in ((folder, 1), (tokenizer_directory(tmp_path / "ends"), 0)):
+        assert main(["prepare", str(tmp_path / "in"), str(tmp_path / "y"), "--tokenizer", str(tokenizer)]) == 0
+        out, err = capsys.readouterr()
+        assert out.endswith(" tokens\n") and err.count("xtrain: warning: data: the tokenizer has no end") == told
+
+
 def run(tmp_path: Path, **options) -> Trainer:
     given = dict(model="tiny", steps=2, seq_len=16, batch_size=2, eval_tokens=32, out=str(tmp_path / "run"))
     trainer = Trainer(given | {"sample.tokens": 0} | options, quiet=True)

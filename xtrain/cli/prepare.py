@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 from ..data import prepare
 from ..data.encoding import MOST
 from ..errors import ConfigError
 from ..tokenizers import find_tokenizer
+from .guard import warn
 from .parser import simple_options
 
 USAGE = """\
@@ -44,8 +46,12 @@ def command(arguments: list[str]) -> int:
 
     options = {name: values[name] for name in ("field", "token_bytes", "processes", "resume")}
     options["progress"] = show
-    count = prepare(source, out, tokenizer, **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        count = prepare(source, out, tokenizer, **options)
     if live:
         print("\r", end="", file=sys.stderr)
+    for warning in told:
+        warn(str(warning.message))
     print(f"{out}: {count:,} tokens")
     return 0

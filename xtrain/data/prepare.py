@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+import warnings
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,8 @@ def prepare(
     records.py for what is learned of these. A document is followed by the tokenizer's end-of-document token, a
     conversation by what its template says. The token file also holds the place where each document begins, the loss
     mask, where not all tokens are learned, and the tokenizer, which models that are trained on it save. The file
-    appears under its name when it is complete. progress: takes the tokens so far, now and then.
+    appears under its name when it is complete. A UserWarning tells of a tokenizer without an end-of-document token.
+    progress: takes the tokens so far, now and then.
 
     processes: that encode; the bytes of the token file do not depend on it. With one, the package tokenizers uses all
     processors in threads; several also share what Python does, chat templates for example. (A script that asks for
@@ -70,6 +72,10 @@ def prepare(
     if token_bytes:
         return _prepare_raw(source, out, tokenizer, token_bytes)
     tokenizer = tokenizer or ByteTokenizer()
+    if tokenizer.eos is None:
+        place = "name a token of its tokenizer.json as eos_token in tokenizer_config.json"
+        text = f"data: the tokenizer has no end of a document, so nothing is put between documents: {place}"
+        warnings.warn(text, UserWarning, stacklevel=2)
     vocab = max(tokenizer.vocab_size, 1 + (tokenizer.eos or 0))
     width = 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 16 else 4
     files = source_files(source)
