@@ -222,7 +222,9 @@ def test_transformers_generates_the_same_tokens(tmp_path) -> None:
 
 
 def test_byte_tokenizer_in_transformers(tmp_path) -> None:
-    """The tokenizer files of a byte-level checkpoint encode like our tokenizer: token id = byte."""
+    """The tokenizer files of a byte-level checkpoint encode like our tokenizer: token id = byte. So the letter whose shape
+    stands for byte 0 there is no end of a document; generation_config.json has that one.
+    """
     from xtrain import saving
     from xtrain.tokenizers import ByteTokenizer
 
@@ -242,6 +244,8 @@ def test_byte_tokenizer_in_transformers(tmp_path) -> None:
         tokenizer=ByteTokenizer(),
     )
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
-    for text in ("def f(x):\n    return x\n", "naïve 漢字 \U0001f600", "  spaces\t\ttabs  "):
+    for text in ("def f(x):\n    return x\n", "naïve 漢字 \U0001f600", "  spaces\t\ttabs  ", "\u0100nd"):
         assert theirs(text, add_special_tokens=False)["input_ids"] == list(text.encode())
         assert theirs.decode(list(text.encode()), clean_up_tokenization_spaces=False) == text
+    assert theirs.eos_token is None
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "m").eos_token_id == ByteTokenizer.eos == 0
