@@ -80,6 +80,46 @@ def test_batches_and_positions_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("kind", ["loader", "packed_loader"])
 @pytest.mark.parametrize("mixed", [False, True])
+def test_seeds_and_positions_of_other_kinds(kind: str, mixed: bool, tmp_path) -> None:
+    """A seed is any integer, NumPy's too. A position of another kind of loader, or one that is damaged, is one sentence,
+    and leaves the loader where it was.
+    """
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.arange(200) % 50)
+    opened = data.open_data(f"{tmp_path}/a.npy:1,{tmp_path}/b.npy:2" if mixed else tmp_path / "a.npy")
+    make: Any = getattr(opened, kind)
+    want = make(2, 8, 5).next_batch()[0]
+    for seed in (np.int64(5), np.uint8(5), xt.tensor(5)):
+        assert np.array_equal(make(2, 8, seed).next_batch()[0], want)
+    for seed, kind_of in ((1.5, "float"), (None, "NoneType"), ("x", "str")):
+        with pytest.raises(TypeError, match=f"^data: seed must be an int, got {kind_of}$"):
+            make(2, 8, seed)
+
+    loader = make(2, 8)
+    loader.next_batch()
+    before = loader.state_dict()
+    names = list(before)
+    entries = ", ".join(names[:-1]) + f" and {names[-1]}"
+    other = data.open_data(tmp_path / "a.npy")
+    others = [other.loader(2, 8).state_dict(), other.packed_loader(2, 8).state_dict(), {}, None, [], "x"]
+    wrong = [state for state in others if not isinstance(state, dict) or list(state) != names]
+    wrong += [{**before, names[0]: value} for value in ("0", 0.5, None)]
+    for state in wrong:
+        with pytest.raises(DataError, match=f"^data: the position must have {entries}, .*, got ") as caught:
+            loader.load_state_dict(state)
+        assert "\n" not in str(caught.value)
+        assert loader.state_dict() == before
+    if not mixed:
+        loader.load_state_dict({name: np.int64(number) for name, number in before.items()})
+        assert loader.state_dict() == before
+    else:
+        with pytest.raises(DataError, match="^data: the position must have epoch.*, whole numbers, got None$"):
+            loader.load_state_dict({**before, "sources": [None, None]})
+        assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("kind", ["loader", "packed_loader"])
+@pytest.mark.parametrize("mixed", [False, True])
 def test_batches_of_nothing_are_refused(kind: str, mixed: bool, tmp_path) -> None:
     """Each size by its name, before the data is looked at; so are windows for validation."""
     for name in "ab":

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _C
 from .._C import Tensor
 from .._types import as_int
-from ..errors import DataError
+from ..errors import DataError, shown
 from .file_array import Segment
 
 IGNORED = -100  # a target that no loss counts
@@ -45,6 +45,17 @@ def check_batch(batch_size: int, seq_len: int) -> None:
         raise DataError(
             f"data: a batch of {batch_size} x {seq_len} tokens (batch_size x seq_len) does not fit into memory"
         ) from None
+
+
+def position_of(state: Any, *names: str) -> list[int]:
+    """The whole numbers `names` of a position of state_dict(). DataError for what has others: another kind of loader's,
+    or a damaged one.
+    """
+    try:
+        return [as_int("data", name, state[name]) for name in names]
+    except (KeyError, TypeError):
+        entries = f"{', '.join(names[:-1])} and {names[-1]}"
+        raise DataError(f"data: the position must have {entries}, whole numbers, got {shown(state)}") from None
 
 
 def check_masks(segments: Sequence[Segment], masks: Sequence[Segment | None] | None, name: str) -> None:
@@ -151,7 +162,7 @@ class Loader:
     ) -> None:
         check_batch(batch_size, seq_len)
         self.windows = Windows(segments, seq_len, name, vocab_size, masks)
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed = batch_size, as_int("data", "seed", seed)
         self.epoch = 0
         self.index = 0  # windows of this epoch already used
 
@@ -195,8 +206,8 @@ class Loader:
         return {"epoch": self.epoch, "index": self.index}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position of state_dict(). DataError for a position outside the data."""
-        epoch, index = state["epoch"], state["index"]
+        """Continue from a position of state_dict(). DataError for another position, and for one outside the data."""
+        epoch, index = position_of(state, "epoch", "index")
         if not 0 <= index < len(self.windows) or epoch < 0:
             raise DataError(
                 f"data: the position must be inside the data ({len(self.windows)} windows), "

@@ -194,6 +194,11 @@ class MixedLoader:
         """Continue from a position of state_dict(). DataError, with the loader where it was, for one that a
         mixture of these weights never has, or that is outside the data of a source.
         """
+        lists = [state.get(name) for name in ("rows", "tokens", "sources")] if isinstance(state, Mapping) else [None]
+        if not all(isinstance(entries, (list, tuple)) for entries in lists):
+            raise DataError(
+                f"data: the position must have rows, tokens and sources, an entry for each source, got {shown(state)}"
+            )
         rows, tokens, sources = list(state["rows"]), list(state["tokens"]), list(state["sources"])
         whole = all(type(number) is int and number >= 0 for number in [*rows, *tokens])
         if not whole or not len(rows) == len(tokens) == len(sources) == len(self.loaders):

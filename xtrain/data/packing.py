@@ -9,10 +9,11 @@ import numpy as np
 
 from .. import _C
 from .._C import Tensor
+from .._types import as_int
 from ..errors import DataError
 from ..tensors.documents import bounds_of
 from .file_array import Segment
-from .loader import IGNORED, check_batch, check_masks, check_tokens, permute
+from .loader import IGNORED, check_batch, check_masks, check_tokens, permute, position_of
 
 CHUNK = 1024  # documents that are packed together; more waste less, and repeat more work after a resume
 
@@ -122,7 +123,7 @@ class PackedLoader:
         self._masks = masks or [None] * len(segments)
         self._ends = np.cumsum([len(part) for part in documents], dtype=np.int64)
         self._vocab, self._name = vocab_size, name
-        self.batch_size, self.seq_len, self.seed = batch_size, seq_len, seed
+        self.batch_size, self.seq_len, self.seed = batch_size, seq_len, as_int("data", "seed", seed)
         self.documents = int(self._ends[-1]) if len(documents) else 0
         self.chunks = -(-self.documents // CHUNK)
         self.epoch = self.chunk = self.row = 0
@@ -210,8 +211,8 @@ class PackedLoader:
         return {"epoch": self.epoch, "chunk": self.chunk, "row": self.row}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position of state_dict(). DataError for a position outside the data."""
-        epoch, chunk, row = state["epoch"], state["chunk"], state["row"]
+        """Continue from a position of state_dict(). DataError for another position, and for one outside the data."""
+        epoch, chunk, row = position_of(state, "epoch", "chunk", "row")
         if epoch < 0 or not 0 <= chunk < self.chunks or not 0 <= row <= len(self._rows(epoch, chunk)):
             raise DataError(
                 f"data: the position must be inside the data ({self.chunks} chunks of {CHUNK} documents), "

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._types import as_int
 from ..errors import DataError
 from ..tokenizers import Tokenizer, same_tokenizer, with_template
 from .corpus import Corpus, holds_tokens, open_source
@@ -75,6 +76,7 @@ class Mixture(Corpus):
         """Sources with seeds of their own: of two sources of one size, such as a text and its translation, the same
         rows would come at the same time otherwise.
         """
+        seed = as_int("data", "seed", seed)
         return [(part, (seed + i * 0xD1B54A32D192ED03) % 2**63) for i, part in enumerate(self.sources)]
 
     def val_set(
