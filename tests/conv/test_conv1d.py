@@ -397,6 +397,8 @@ def test_wrong_arguments() -> None:
         (lambda: F.conv1d(x, w, stride=2, padding="same"), ValueError, "conv1d: padding 'same' must come with a stride of 1, got 2"),
         (lambda: F.conv1d(x, w, stride=(1, 2)), ValueError, "conv1d: stride must be an int or a tuple of one, got (1, 2)"),
         (lambda: F.conv1d(x, w, dilation=1.5), TypeError, "conv1d: dilation must be an int, got float"),
+        (lambda: F.conv1d(xt.zeros(5), w), ValueError, "conv1d: input must have 2 or 3 dimensions, got shape (5,)"),
+        (lambda: F.conv1d(xt.zeros(1, 1, 3, 5), w), ValueError, "conv1d: input must have 2 or 3 dimensions, got shape (1, 1, 3, 5)"),
         (lambda: nn.Conv1d(4, 4, 3, padding_mode="reflect"), NotImplementedError, "Conv1d: padding_mode must be 'zeros', got 'reflect'"),
         (lambda: nn.Conv1d(4, 6, 3, groups=4), ValueError, "Conv1d: groups must divide out_channels, 6, got 4"),
         (lambda: nn.Conv1d(4, 6, 0), ValueError, "Conv1d: kernel_size must be at least 1, got 0"),

@@ -43,6 +43,16 @@ def source(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("lines", ["", "\n\n", '{"text": ""}\n{"text": ""}\n'])
+def test_a_file_without_text_is_no_folder(lines: str, tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines)
+    with pytest.raises(DataError, match=r"^data: \S*a\.jsonl holds no document that is not empty$"):
+        data.prepare(tmp_path / "a.jsonl", tmp_path / "x.tokens")
+    with pytest.raises(DataError, match=rf"^data: {tmp_path} holds no text files, or empty ones alone$"):
+        data.prepare(tmp_path, tmp_path / "x.tokens")
+    assert not (tmp_path / "x.tokens").exists()
+
+
 def written(source: Path, name: str, **options) -> bytes:
     out = source.parent / name
     data.prepare(source, out, **options)

@@ -93,7 +93,8 @@ def prepare(
                 if len(written.begins) % _SHOWN == 0:
                     progress(written.count)
         if not written.count:
-            raise DataError(f"data: {source} holds no text files")
+            none = "no document that is not empty" if files == [source] else "no text files, or empty ones alone"
+            raise DataError(f"data: {source} holds {none}")
         written.finish(stream, tokenizer, vocab)
 
     _write(out, write)

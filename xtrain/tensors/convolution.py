@@ -65,6 +65,8 @@ def conv1d(
         return _C.conv1d(input, weight, bias)
     steps, spread = one("conv1d", "stride", stride), one("conv1d", "dilation", dilation)
     front, behind = both_sides("conv1d", padding, weight.shape[2], steps, spread)
+    if isinstance(input, _Tensor) and input.ndim not in (2, 3):
+        raise ValueError(f"conv1d: input must have 2 or 3 dimensions, got shape {tuple(input.shape)}")
     if isinstance(input, _Tensor) and input.ndim == 2:
         return _C.conv1d(input.unsqueeze(0), weight, bias, steps, front, behind, spread, groups).squeeze(0)
     return _C.conv1d(input, weight, bias, steps, front, behind, spread, groups)
