@@ -58,6 +58,10 @@ SMALL = dict(
     vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=8,
     num_key_value_heads=8, head_dim=32, tie_word_embeddings=True, rope_theta=1e6, max_position_embeddings=256,
 )  # fmt: skip
+GPT2_SMALL = dict(
+    family="GPT2", vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
+    num_key_value_heads=12, head_dim=64, tie_word_embeddings=True,
+)  # fmt: skip
 CONFIGS = {
     "tiny": (2, 64, SHAPE | dict(num_hidden_layers=2)),
     "5M": (8, 256, SMALL),
@@ -85,21 +89,8 @@ CONFIGS = {
             max_position_embeddings=32768,
         ),
     ),
-    "gpt2": (
-        64,
-        1024,
-        dict(
-            family="GPT2",
-            vocab_size=50257,
-            hidden_size=768,
-            intermediate_size=3072,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=12,
-            head_dim=64,
-            tie_word_embeddings=True,
-        ),
-    ),
+    "gpt2": (64, 1024, GPT2_SMALL),
+    "gpt2-padded": (64, 1024, GPT2_SMALL | dict(vocab_size=50304)),  # PyTorch's products of 50257 columns are slower
     "wide": (
         4,
         2048,

@@ -33,6 +33,7 @@ CONFIGS = {  # what it is, and the ratio that we aim at
     ("wide", "bfloat16"): ("6 layers of 4096, 4 x 2048", 1.1),
     ("124M", "bfloat16"): ("124 M, 64 x 1024", 1.1),
     ("gpt2", "bfloat16"): ("GPT-2, 64 x 1024", 1.2),
+    ("gpt2-padded", "bfloat16"): ("GPT-2, a vocabulary of 50304, 64 x 1024", 1.2),
     ("qwen2.5-0.5B", "bfloat16"): ("Qwen2.5-0.5B shape, 32 x 1024", 1.2),
     ("seed32", "bfloat16"): ("67 M, 32 x 256", 1.45),
     ("seed16", "tf32"): ("67 M, 16 x 256, TF32", 1.3),
