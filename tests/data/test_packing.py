@@ -145,6 +145,15 @@ def test_what_is_not_learned() -> None:
         PackedLoader([tokens], [documents], 1, 6, vocab_size=6).next_batch()
 
 
+def test_what_is_left_of_a_row_is_no_long_document() -> None:
+    """Rows of 64 places with at most 3 documents of 4, 6 and 3 places: attention over the rest is as over documents of 6."""
+    tokens, documents = corpus([5, 7, 4])
+    _, targets, bounds = PackedLoader([tokens], [documents], 1, 64).next_batch()
+    starts = np.unique(bounds[0, 0])
+    assert np.diff([*starts, 64]).tolist() == [6, 4, 3] + [6] * 8 + [3] and np.all(targets[0, 13:] == -100)
+    assert bounds[0, 1].tolist() == np.repeat([*starts[1:], 64], np.diff([*starts, 64])).tolist()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_documents_of_several_pieces(masked: bool) -> None:
     """Each with tokens, documents and a mask of its own; the second has no mask."""

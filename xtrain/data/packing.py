@@ -161,7 +161,8 @@ class PackedLoader:
     def next_batch(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (ids, targets, documents): int64 [batch_size, seq_len] twice and int32 [batch_size, 2, seq_len], as
         attention takes them. Targets are the ids one position later in the document, and IGNORED where the masks say
-        so. What is left of a row is a document of its own, of zeros whose targets are IGNORED.
+        so. What is left of a row is zeros whose targets are IGNORED, in documents no longer than the row's longest, so
+        that attention spends no more on a place there.
         """
         return self.rows(self.batch_size)
 
@@ -182,7 +183,8 @@ class PackedLoader:
                 lengths.append(places)
                 at += places
             self.filled += at
-            bounds[row] = bounds_of([*lengths, self.seq_len - at])
+            whole, rest = divmod(self.seq_len - at, max(lengths))
+            bounds[row] = bounds_of([*lengths, *[max(lengths)] * whole, rest])
         return ids, targets, bounds
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
