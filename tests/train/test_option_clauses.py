@@ -95,7 +95,7 @@ def test_words_for_values() -> None:
 
 def test_rules_between_values() -> None:
     for values, words in [
-        ({"optim.beta2": 1.0}, r"optim\.beta1 and optim\.beta2 must be less than 1"),
+        ({"optim.beta2": 1.0}, r"optim\.beta2 must be less than 1\.0, got 1\.0"),
         ({"sample.prompt": ""}, r"sample\.prompt must not be empty"),
         (
             {"model.mhc_streams": 0, "model.mhc_contraction": "sum"},

@@ -139,8 +139,9 @@ def test_the_z_loss_is_trained_and_not_evaluated(data, tmp_path) -> None:
         ({"optim.name": "muon", "freeze": "*proj*"}, r"optim.name must be adamw where no matrix of a hidden layer is trained, got muon"),
         ({"optim.name": "sgd"}, r"optim.name must be one of adamw, muon, got 'sgd'"),
         ({"optim.decay": 9}, r"optim.decay must be at most steps \(8\), got 9"),
-        ({"optim.muon_momentum": 1.0}, r"optim.muon_momentum must be less than 1, got 1.0"),
-        ({"ema": 1.0}, r"ema must be less than 1, got 1.0"),
+        ({"optim.muon_momentum": 1.0}, r"optim.muon_momentum must be less than 1.0, got 1.0"),
+        ({"ema": 1.0}, r"ema must be less than 1.0, got 1.0"),
+        ({"ema": 1.5}, r"ema must be less than 1.0, got 1.5"),
         ({"z_loss": -1.0}, r"z_loss must be at least 0.0, got -1.0"),
     ],
 )  # fmt: skip

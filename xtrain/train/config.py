@@ -35,11 +35,11 @@ GPU_RUN: dict[str, Any] = {
 }
 
 
-_RULES = ("choices", "minimum", "maximum", "above", "alone")
+_RULES = ("choices", "minimum", "maximum", "above", "below", "alone")
 
 
 def option(default: Any, help: str, unit: str = "", *, free: bool = False, **rules: Any) -> Any:
-    """A field with its documentation and `rules`: choices, minimum, maximum, above (greater than).
+    """A field with its documentation and `rules`: choices, minimum, maximum, above and below (without the bound).
 
     `free`: a resumed run may change it, because the numbers trained do not depend on it. `alone`, one of the rules: the
     value where the command line gives none.
@@ -115,14 +115,14 @@ class OptimConfig:
         choices=("linear", "1-sqrt"),
     )
     warmup: int | None = option(None, "linear warm-up from 0 (default: a twentieth of the steps)", "steps", minimum=0)
-    beta1: float = option(0.9, "decay of the first moment", "per step", minimum=0.0, maximum=1.0)
-    beta2: float = option(0.95, "decay of the second moment", "per step", minimum=0.0, maximum=1.0)
+    beta1: float = option(0.9, "decay of the first moment", "per step", minimum=0.0, below=1.0)
+    beta2: float = option(0.95, "decay of the second moment", "per step", minimum=0.0, below=1.0)
     eps: float = option(1e-8, "added to the root of the second moment", above=0.0)
     weight_decay: float = option(
         0.1, "decoupled weight decay of matrices (vectors are not decayed)", "per unit of lr", minimum=0.0
     )
     muon_momentum: float = option(
-        0.95, "of muon: decay of the average of gradients", "per step", minimum=0.0, maximum=1.0
+        0.95, "of muon: decay of the average of gradients", "per step", minimum=0.0, below=1.0
     )
     qk_clip: float = option(
         0.0,
@@ -251,7 +251,7 @@ class TrainConfig:
         "0 for none",
         "per step",
         minimum=0.0,
-        maximum=1.0,
+        below=1.0,
     )
     z_loss: float = option(
         0.0,
@@ -343,6 +343,7 @@ class Key:
             (meta["minimum"], lambda low: value < low, "at least"),
             (meta["above"], lambda low: value <= low, "greater than"),
             (meta["maximum"], lambda high: value > high, "at most"),
+            (meta["below"], lambda high: value >= high, "less than"),
         ):
             if bound is not None and fails(bound):
                 raise ConfigError(f"{self.name} must be {words} {bound}, got {value}{suffix}")
@@ -423,12 +424,6 @@ def check(config: TrainConfig) -> None:
         KEYS[name].check(value)
     if config.optim.warmup is not None and config.optim.warmup > config.steps:
         raise ConfigError(f"optim.warmup must be at most steps ({config.steps}), got {config.optim.warmup}")
-    if config.optim.beta1 == 1.0 or config.optim.beta2 == 1.0:
-        raise ConfigError("optim.beta1 and optim.beta2 must be less than 1, got 1.0")
-    if config.ema == 1.0:
-        raise ConfigError("ema must be less than 1, got 1.0")
-    if config.optim.muon_momentum == 1.0:
-        raise ConfigError("optim.muon_momentum must be less than 1, got 1.0")
     if config.optim.decay is not None and config.optim.decay > config.steps:
         raise ConfigError(f"optim.decay must be at most steps ({config.steps}), got {config.optim.decay}")
     if config.grad_accum > config.batch_size:
