@@ -90,7 +90,7 @@ CONFIGS = {
         ),
     ),
     "gpt2": (64, 1024, GPT2_SMALL),
-    "gpt2-padded": (64, 1024, GPT2_SMALL | dict(vocab_size=50304)),  # PyTorch's products of 50257 columns are slower
+    "gpt2-padded": (64, 1024, GPT2_SMALL | dict(vocab_size=50304)),  # as users pad it
     "wide": (
         4,
         2048,

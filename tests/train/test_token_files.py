@@ -107,6 +107,11 @@ def test_documents_without_an_end_are_told(tmp_path, capsys, end: str | None) ->
         assert main(["prepare", str(tmp_path / "in"), str(tmp_path / "y"), "--tokenizer", str(tokenizer)]) == 0
         out, err = capsys.readouterr()
         assert out.endswith(" tokens\n") and err.count("xtrain: warning: data: the tokenizer has no end") == told
+    (tmp_path / "nothing").mkdir()
+    assert main(["prepare", str(tmp_path / "nothing"), str(tmp_path / "z"), "--tokenizer", str(folder)]) != 0
+    assert (
+        "xtrain: warning: data: the tokenizer has no end" in capsys.readouterr().err
+    )  # before the work, not behind it
 
 
 def run(tmp_path: Path, **options) -> Trainer:

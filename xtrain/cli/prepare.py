@@ -46,12 +46,9 @@ def command(arguments: list[str]) -> int:
 
     options = {name: values[name] for name in ("field", "token_bytes", "processes", "resume")}
     options["progress"] = show
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: warn(str(message))  # at once: the work may take hours
         count = prepare(source, out, tokenizer, **options)
-    if live:
-        print("\r", end="", file=sys.stderr)
-    for warning in told:
-        warn(str(warning.message))
     print(f"{out}: {count:,} tokens")
     return 0
