@@ -8,34 +8,24 @@
  * Forward: a copy of bytes, in the widest unit (16 bytes to 1) that divides the row and both addresses. A warp copies CHUNK units
  * of one row and issues all its loads first. Reads and writes rows * cols * sizeof(T) bytes.
  *
- * Backward, in two steps. First a stable sort of (id, row) in two digits lists the rows of each id in row order. One launch counts
- * the first digit in each tile of the list, one places every entry by that digit and counts the second, one does the same by the
- * second; every block adds up the counts of all tiles for itself. Lists of more than MOST_TILES tiles go to a library's sort. A bit
- * for each row of dweight says whether its id occurs. More blocks of the last of these launches, which leaves most of the device idle,
- * write zeros to the rows whose ids do not occur.
+ * Backward, in two steps. First a stable sort of (id, row) lists the rows of each id in row order (embedding_sort.cuh); it also writes
+ * zeros to the rows whose ids do not occur.
  * Then the list is cut into runs of RUN entries. A warp walks a run for 32 vectors of columns, adds in ACC, and writes a row of
  * dweight when the id changes. If an id ends in the run after the one where it began, the first of the two warps finishes it. An id
  * that spans more runs leaves a partial row and its id in each: a shorter list of the same kind. The next launch sums that list, a
- * block for each id in it, whose warps take partial rows in turns. So a token that fills half the batch is summed by as many warps as a thousand rare ones, and if ids are rare that
- * launch finds nothing to do. Beyond MOST_RUNS runs the kernel that made the list of partial rows shortens it first. Reads dy once
- * and writes dweight once.
+ * block for each id in it, whose warps take partial rows in turns. So a token that fills half the batch is summed by as many warps as a
+ * thousand rare ones, and if ids are rare that launch finds nothing to do. Beyond MOST_RUNS runs the kernel that made the list of
+ * partial rows shortens it first. Reads dy once and writes dweight once. The launches overlap: each begins while the one before ends.
  *
- * Deterministic: the place of every entry depends on the ids alone, and so does the tree of every sum: the rows of a run in order,
- * then every eighth run in order, then those eight. Atomics only count and set bits.
+ * Deterministic: the list depends on the ids alone, and so does the tree of every sum: the rows of a run in order, then every eighth run
+ * in order, then those eight.
  */
-#include "common/cuda.cuh"
-#include "contract/layers.h"
+#include "embedding_sort.cuh"
 
-#include <cub/device/device_radix_sort.cuh>
-
-static const int WARPS = 8;   /* of a block */
-static const int CHUNK = 128; /* units copied by a warp */
-static const int RUN = 32;    /* entries that a warp sums, one a lane */
-
-static const int TILE = 1024, MOST_TILES = 256; /* of our own sort: entries of a block, and the most blocks */
-static const int DIGIT = 10;                    /* bits of a digit at most */
-static const int64_t MOST_RUNS = 4096;          /* up to so many, the last launch adds the partial rows */
-static const int LOOK = 8;                      /* runs that a block of that launch looks at */
+static const int CHUNK = 128;          /* units copied by a warp */
+static const int RUN = 32;             /* entries that a warp sums, one a lane */
+static const int64_t MOST_RUNS = 4096; /* up to so many, the last launch adds the partial rows */
+static const int LOOK = 8;             /* runs that a block of that launch looks at */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
@@ -83,272 +73,6 @@ XtStatus xt_cuda_embedding_fwd(const XtEmbeddingFwd *p) {
     return xt_launched("embedding_fwd", p->rows, p->cols, p->vocab);
 }
 
-/* ---- backward: the list of rows, by id --------------------------------------------------------------------------------------- */
-
-/* `vocab` for an id out of range: it sorts last and is skipped. */
-__device__ inline unsigned key_of(const int64_t *ids, int64_t r, int64_t vocab) {
-    const int64_t id = ids[r];
-    return (unsigned)(id >= 0 && id < vocab ? id : vocab);
-}
-__device__ inline void report_unknown(const int64_t *ids, int64_t r, int64_t vocab, XtIndexReport *report) {
-    const int64_t id = ids[r];
-    if (id < 0 || id >= vocab) xt_report_index(report, XT_INDEX_EMBEDDING, r, id, vocab);
-}
-/* Sets the bits of a lane's ITEMS keys in present [vocab bits], once for the lanes with the same key; a key of `vocab` has no bit. A
- * common id nearly always finds its bit set. All bits are read before the first is set: one wait. */
-template <int ITEMS> __device__ inline void set_present(unsigned *present, const unsigned (&key)[ITEMS], int64_t vocab) {
-    unsigned found[ITEMS];
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const bool first = (__match_any_sync(0xffffffffu, key[k]) & ((1u << threadIdx.x % 32) - 1)) == 0;
-        found[k] = first && key[k] < vocab ? present[key[k] / 32] : ~0u;
-    }
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const unsigned bit = 1u << key[k] % 32;
-        if (!(found[k] & bit)) atomicOr(&present[key[k] / 32], bit);
-    }
-}
-
-/* What a launch has to clear: the rows of dweight [vocab, units] whose bits of `present` are not set. A unit is 16 bytes or 2. */
-typedef struct Absent {
-    void *dweight; /* NULL: nothing */
-    const unsigned *present;
-    int64_t vocab, units;
-    bool wide;
-} Absent;
-
-/* Warp `warp` of `warps` clears tiles of 32 rows. */
-template <typename U> __device__ inline void clear_rows(const Absent &p, int64_t warp, int64_t warps) {
-    const int lane = threadIdx.x % 32;
-    for (int64_t tile = warp; tile * 32 < p.vocab; tile += warps) {
-        unsigned absent = ~p.present[tile];
-        if (p.vocab - tile * 32 < 32) absent &= (1u << (p.vocab - tile * 32)) - 1;
-        for (; absent; absent &= absent - 1) {
-            U *row = (U *)p.dweight + (tile * 32 + __ffs((int)absent) - 1) * p.units; /* [units] */
-            for (int64_t u = lane; u < p.units; u += 32) row[u] = U();
-        }
-    }
-}
-/* Block `block` of `blocks`. */
-__device__ inline void clear_absent(const Absent &p, int64_t block, int64_t blocks) {
-    const int64_t warp = block * WARPS + threadIdx.x / 32, warps = blocks * WARPS;
-    if (p.wide) clear_rows<uint4>(p, warp, warps);
-    else clear_rows<unsigned short>(p, warp, warps);
-}
-__global__ void __launch_bounds__(32 * WARPS) embedding_clear_kernel(const __grid_constant__ Absent absent) {
-    clear_absent(absent, blockIdx.x, gridDim.x);
-}
-
-/* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Also zeroes `clear`
- * [words], the counters of the next launch. */
-__global__ void __launch_bounds__(32 * WARPS)
-    embedding_count_kernel(unsigned *counts, unsigned *clear, int64_t words, const int64_t *ids, int64_t rows, int64_t vocab,
-                           int bits, XtIndexReport *report) {
-    __shared__ unsigned count[1 << DIGIT];
-    const int values = 1 << bits;
-    for (int d = threadIdx.x; d < values; d += 32 * WARPS) count[d] = 0;
-    for (int64_t i = (int64_t)blockIdx.x * 32 * WARPS + threadIdx.x; i < words; i += (int64_t)gridDim.x * 32 * WARPS) clear[i] = 0;
-    __syncthreads();
-    const int64_t begin = (int64_t)blockIdx.x * TILE;
-#pragma unroll
-    for (int k = 0; k < TILE / (32 * WARPS); k++) {
-        const int64_t r = begin + k * 32 * WARPS + threadIdx.x;
-        if (r >= rows) continue;
-        report_unknown(ids, r, vocab, report);
-        atomicAdd(&count[key_of(ids, r, vocab) & (values - 1)], 1u);
-    }
-    __syncthreads();
-    for (int d = threadIdx.x; d < values; d += 32 * WARPS) counts[(int64_t)blockIdx.x * values + d] = count[d];
-}
-
-/* A block for each of `tiles`; the blocks beyond clear `absent`. Sorts the list by `bits` bits of the keys from bit `shift` on; the sort
- * is stable. counts [tiles, 1 << bits] of these bits. FIRST: the list is ids, in row order. The kernel then also counts the bits above
- * these in next_counts [tiles, 1 << next_bits], by tiles of the new list, and sets `present`. */
-template <bool FIRST>
-__global__ void __launch_bounds__(32 * WARPS)
-    embedding_sort_kernel(unsigned *to_keys, unsigned *to_order, unsigned *next_counts, unsigned *present, const int64_t *ids,
-                          const unsigned *keys, const unsigned *order, const unsigned *counts, int64_t rows, int64_t vocab,
-                          int tiles, int shift, int bits, int next_bits, const __grid_constant__ Absent absent) {
-    constexpr int ITEMS = TILE / (32 * WARPS), EACH = (1 << DIGIT) / (32 * WARPS);
-    __shared__ uint16_t within[WARPS][1 << DIGIT]; /* entries of this warp, then of the warps before it */
-    __shared__ unsigned start[1 << DIGIT];         /* place of the tile's first entry with this digit */
-    __shared__ unsigned of_warp[WARPS];
-    if ((int)blockIdx.x >= tiles) return clear_absent(absent, blockIdx.x - tiles, gridDim.x - tiles);
-    const unsigned all = 0xffffffffu, mask = (1u << bits) - 1;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = 1 << bits;
-    for (int d = threadIdx.x; d < values; d += 32 * WARPS)
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) within[w][d] = 0;
-    const int64_t begin = (int64_t)blockIdx.x * TILE + warp * (TILE / WARPS) + lane;
-    unsigned key[ITEMS], row[ITEMS], rank[ITEMS];
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const int64_t i = begin + k * 32;
-        key[k] = (unsigned)vocab;
-        row[k] = (unsigned)i;
-        if (i < rows) {
-            key[k] = FIRST ? key_of(ids, i, vocab) : keys[i];
-            if (!FIRST) row[k] = order[i];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) { /* a warp's entries in order, 32 at a time */
-        const bool here = begin + k * 32 < rows;
-        const unsigned digit = key[k] >> shift & mask;
-        const unsigned peers = __match_any_sync(all, here ? digit : ~0u), before = peers & ((1u << lane) - 1);
-        rank[k] = here ? within[warp][digit] + __popc(before) : 0;
-        __syncwarp();
-        if (here && !before) within[warp][digit] = (uint16_t)(within[warp][digit] + __popc(peers));
-        __syncwarp();
-    }
-    if (FIRST) set_present<ITEMS>(present, key, vocab);
-    /* The entries of each digit in all tiles, and in the tiles before this one. */
-    unsigned total[EACH], earlier[EACH];
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const int d = j * 32 * WARPS + threadIdx.x;
-        total[j] = earlier[j] = 0;
-        if (d >= values) continue;
-#pragma unroll 32
-        for (int t = 0; t < tiles; t++) {
-            const unsigned n = counts[(int64_t)t * values + d];
-            total[j] += n;
-            earlier[j] += t < (int)blockIdx.x ? n : 0;
-        }
-        start[d] = total[j];
-    }
-    __syncthreads();  /* also ends the counting in `within` */
-    unsigned sum = 0; /* of digits [EACH t, EACH t + EACH), thread t */
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const int d = threadIdx.x * EACH + j;
-        total[j] = d < values ? start[d] : 0;
-        sum += total[j];
-    }
-    unsigned scan = sum; /* over the threads of this warp up to this one */
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const unsigned other = __shfl_up_sync(all, scan, step);
-        if (lane >= step) scan += other;
-    }
-    if (lane == 31) of_warp[warp] = scan;
-    __syncthreads();
-    scan -= sum;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) scan += w < warp ? of_warp[w] : 0;
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const int d = threadIdx.x * EACH + j;
-        if (d < values) start[d] = scan;
-        scan += total[j];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const int d = j * 32 * WARPS + threadIdx.x;
-        if (d < values) start[d] += earlier[j];
-    }
-    for (int d = threadIdx.x; d < values; d += 32 * WARPS) {
-        unsigned run = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const unsigned n = within[w][d];
-            within[w][d] = (uint16_t)run;
-            run += n;
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const bool here = begin + k * 32 < rows;
-        if (!here) continue;
-        const unsigned digit = key[k] >> shift & mask, place = start[digit] + within[warp][digit] + rank[k];
-        to_keys[place] = key[k];
-        to_order[place] = row[k];
-        if (FIRST) atomicAdd(&next_counts[((int64_t)(place / TILE) << next_bits) + (key[k] >> bits)], 1u);
-    }
-}
-
-/* For the library's sort: keys [rows] of the ids, order [rows] = 0, 1, 2, ...; sets `present`. */
-__global__ void __launch_bounds__(32 * WARPS)
-    embedding_keys_kernel(unsigned *keys, unsigned *order, unsigned *present, const int64_t *ids, int64_t rows, int64_t vocab,
-                          XtIndexReport *report) {
-    const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t first = (int64_t)blockIdx.x * blockDim.x; first < rows; first += step) {
-        const int64_t r = first + threadIdx.x;
-        const bool here = r < rows;
-        const unsigned key[1] = {here ? key_of(ids, r, vocab) : (unsigned)vocab};
-        set_present<1>(present, key, vocab);
-        if (!here) continue;
-        report_unknown(ids, r, vocab, report);
-        keys[r] = key[0];
-        order[r] = (unsigned)r;
-    }
-}
-
-typedef struct Sorted {
-    const unsigned *keys, *order; /* [rows]: sorted by key, rows of equal keys in order */
-} Sorted;
-
-/* Also clears the rows of dweight whose ids do not occur, unless it accumulates. The scratch memory holds two buffers of keys and two of
- * rows, each [rows], the bits, and the temporary memory of the sort. */
-static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *out) {
-    const int64_t list = xt_divide_up(p->rows, 64) * 64, words = xt_divide_up(p->vocab, 2048) * 64,
-                  tiles = xt_divide_up(p->rows, TILE);
-    int bits = 0;
-    while (bits < 32 && p->vocab >> bits) bits++;
-    const int low = (bits + 1) / 2, high = bits - low; /* digits */
-    const bool ours = tiles <= MOST_TILES && low <= DIGIT;
-    const int64_t low_counts = xt_divide_up(tiles << low, 64) * 64, high_counts = tiles << high;
-    size_t temporary = 0;
-    cudaError_t error = cudaSuccess;
-    cub::DoubleBuffer<unsigned> keys(NULL, NULL), order(NULL, NULL);
-    if (ours) temporary = (size_t)(low_counts + high_counts) * sizeof(unsigned);
-    else error = cub::DeviceRadixSort::SortPairs(NULL, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
-    if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
-    XT_CHECK(scratch->allocate((size_t)(4 * list + words) * sizeof(unsigned) + temporary));
-    unsigned *memory = (unsigned *)scratch->data, *present = memory + 4 * list,
-             *rest = present + words; /* rest [temporary bytes] */
-    const int64_t row_bytes = p->cols * (int64_t)xt_dtype_size(p->dtype);
-    const bool wide = row_bytes % 16 == 0 && (uintptr_t)p->dweight % 16 == 0;
-    const Absent absent = {p->accumulate ? NULL : p->dweight, present, p->vocab, row_bytes / (wide ? 16 : 2), wide};
-    const unsigned clearing = absent.dweight ? xt_blocks(p->vocab, 32 * WARPS) : 0; /* blocks */
-    if (ours) {
-        /* The bits and the second counts are adjacent: one launch clears both. */
-        unsigned *second = rest, *counts = rest + high_counts;
-        const unsigned blocks = (unsigned)tiles;
-        xt_launch(embedding_count_kernel, blocks, 32 * WARPS, 0, counts, present, words + high_counts, p->ids, p->rows, p->vocab,
-                  low, xt_index_report());
-        if (p->vocab > 0 && p->cols > 0) {
-            xt_launch(embedding_sort_kernel<true>, blocks, 32 * WARPS, 0, memory, memory + list, second, present, p->ids,
-                      (const unsigned *)NULL, (const unsigned *)NULL, counts, p->rows, p->vocab, tiles, 0, low, high, Absent());
-            xt_launch(embedding_sort_kernel<false>, blocks + clearing, 32 * WARPS, 0, memory + 2 * list, memory + 3 * list,
-                      (unsigned *)NULL, (unsigned *)NULL, (const int64_t *)NULL, memory, memory + list, second, p->rows, p->vocab,
-                      tiles, low, high, 0, absent);
-        }
-        out->keys = memory + 2 * list;
-        out->order = memory + 3 * list;
-        return XT_OK;
-    }
-    keys = cub::DoubleBuffer<unsigned>(memory, memory + list);
-    order = cub::DoubleBuffer<unsigned>(memory + 2 * list, memory + 3 * list);
-    error = cudaMemsetAsync(present, 0, (size_t)words * sizeof(unsigned), xt_stream());
-    if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
-    xt_launch(embedding_keys_kernel, xt_blocks(p->rows, 32 * WARPS), 32 * WARPS, 0, keys.Current(), order.Current(), present,
-              p->ids, p->rows, p->vocab, xt_index_report());
-    if (p->vocab > 0 && p->cols > 0) {
-        error = cub::DeviceRadixSort::SortPairs(rest, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
-        if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
-        xt_count_launch(); /* one for all of the sort's */
-        if (clearing) xt_launch(embedding_clear_kernel, clearing, 32 * WARPS, 0, absent);
-    }
-    out->keys = keys.Current();
-    out->order = order.Current();
-    return XT_OK;
-}
-
 /* ---- backward: sums ---------------------------------------------------------------------------------------------------------- */
 
 /* to[0 .. W) = sum, rounded to S. */
@@ -371,6 +95,8 @@ template <typename In, typename T, int W, bool ACCUMULATE>
 __global__ void __launch_bounds__(32 * WARPS, 3)
     embedding_bwd_kernel(T *dweight, XtAcc<T> *parts, unsigned *part_keys, const In *values, const unsigned *keys,
                          const unsigned *order, int64_t entries, int64_t cols, unsigned vocab) {
+    xt_wait_for_previous();
+    xt_let_next_begin();
     typedef XtAcc<T> A;
     constexpr int GROUP = ACCUMULATE ? 4 : 8; /* entries whose loads are in flight at once */
     const unsigned all = 0xffffffffu;
@@ -474,6 +200,8 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
 template <typename T, int W>
 __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, const XtAcc<T> *parts, const unsigned *part_keys,
                                                                     int64_t runs, int64_t cols, unsigned vocab) {
+    xt_wait_for_previous();
+    xt_let_next_begin();
     typedef XtAcc<T> A;
     constexpr int GROUP = 8; /* partial rows whose loads are in flight at once */
     const unsigned all = 0xffffffffu;
@@ -534,8 +262,8 @@ template <typename In, typename T, int W, bool ACCUMULATE>
 static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_keys, const In *values, const Sorted *list,
                       int64_t entries) {
     const int64_t items = xt_divide_up(entries, RUN) * xt_divide_up(p->cols, 32 * W);
-    xt_launch(embedding_bwd_kernel<In, T, W, ACCUMULATE>, xt_blocks(items, WARPS), 32 * WARPS, 0, (T *)p->dweight, parts, part_keys,
-              values, list->keys, list->order, entries, p->cols, (unsigned)p->vocab);
+    xt_launch_early(embedding_bwd_kernel<In, T, W, ACCUMULATE>, xt_blocks(items, WARPS), 32 * WARPS, 0, (T *)p->dweight, parts,
+                    part_keys, values, list->keys, list->order, entries, p->cols, (unsigned)p->vocab);
 }
 
 /* All levels. W elements of T and OF_PARTS of ACC at a time. To accumulate, the first level adds the old dweight where an id
@@ -566,8 +294,8 @@ template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbe
     if (runs > 1) {
         const int64_t chunks = xt_divide_up(p->cols, 32 * OF_PARTS);
         const dim3 grid(xt_blocks(runs, LOOK), (unsigned)(chunks < 65535 ? chunks : 65535));
-        xt_launch(embedding_join_kernel<T, OF_PARTS>, grid, 32 * WARPS, 0, (T *)p->dweight, parts, part_keys, runs, p->cols,
-                  (unsigned)p->vocab);
+        xt_launch_early(embedding_join_kernel<T, OF_PARTS>, grid, 32 * WARPS, 0, (T *)p->dweight, parts, part_keys, runs, p->cols,
+                        (unsigned)p->vocab);
     }
     return XT_OK;
 }

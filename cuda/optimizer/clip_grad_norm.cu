@@ -2,11 +2,13 @@
  *
  *     norm = sqrt(sum of g^2 over all tensors);   clip: g *= min(1, max_norm / (norm + 1e-6))
  *
- * Bytes: the norm reads g once; clipping reads and writes it once, or does nothing.
+ * Bytes: the norm reads g once; clipping reads and writes it once, or does nothing. The launches overlap: each begins while the one
+ * before ends.
  *
  * Deterministic: clipping is elementwise. The norm is one float64 sum per piece, with a tree that depends on the dtype and on whether
  * the tensor begins at a multiple of 16 bytes; a second launch, of one block, adds them in an order of their own.
  */
+#include "arch/overlap.cuh"
 #include "contract/optimizer.h"
 #include "optimizer/tables.cuh"
 
@@ -53,6 +55,8 @@ template <typename T, int W> __device__ inline double squares_range(const T *x, 
 
 /* Grid: one block a piece; sums [pieces of this table]. */
 __global__ void __launch_bounds__(THREADS) squares_kernel(double *sums, const __grid_constant__ Table<Gradient> table) {
+    xt_wait_for_previous();
+    xt_let_next_begin();
     const int item = item_of(table, blockIdx.x);
     const Gradient &gradient = table.item[item];
     const int64_t begin = (int64_t)((int)blockIdx.x - table.first[item]) * PIECE;
@@ -70,6 +74,8 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(double *sums, const __
 
 /* One block. sums [n] */
 __global__ void __launch_bounds__(1024) norm_kernel(float *norm, const double *sums, int64_t n) {
+    xt_wait_for_previous();
+    xt_let_next_begin();
     constexpr int AHEAD = 16; /* loads that the compiler may start before the first is added */
     double sum = 0;
     for (int64_t i = threadIdx.x; i < n; i += AHEAD * 1024) {
@@ -96,10 +102,10 @@ XtStatus xt_cuda_grad_norm(const XtGradNorm *p) {
     by_tables<Gradient>(
         p->count, 0, [&](int64_t i) { return gradient_of(&p->items[i]); },
         [&](const Table<Gradient> &table, int of_table) {
-            xt_launch(squares_kernel, of_table, THREADS, 0, sums, table);
+            xt_launch_early(squares_kernel, of_table, THREADS, 0, sums, table);
             sums += of_table;
         });
-    xt_launch(norm_kernel, 1, 1024, 0, p->norm, (const double *)scratch.data, pieces);
+    xt_launch_early(norm_kernel, 1, 1024, 0, p->norm, (const double *)scratch.data, pieces);
     return xt_launched("grad_norm", p->count, numel);
 }
 
@@ -124,6 +130,8 @@ template <typename T, int W> __device__ inline void scale_range(T *x, XtAcc<T> s
 /* Grid: one block a piece. norm [1] */
 __global__ void __launch_bounds__(THREADS)
     clip_kernel(const float *norm, double max_norm, const __grid_constant__ Table<Gradient> table) {
+    xt_wait_for_previous();
+    xt_let_next_begin();
     const double coefficient = max_norm / ((double)norm[0] + 1e-6);
     if (coefficient >= 1) return; /* false for NaN, which goes on to the gradients */
     const int item = item_of(table, blockIdx.x);
@@ -148,6 +156,8 @@ XtStatus xt_cuda_clip(const XtClip *p) {
             numel += gradient.numel;
             return gradient;
         },
-        [&](const Table<Gradient> &table, int pieces) { xt_launch(clip_kernel, pieces, THREADS, 0, p->norm, p->max_norm, table); });
+        [&](const Table<Gradient> &table, int pieces) {
+            xt_launch_early(clip_kernel, pieces, THREADS, 0, p->norm, p->max_norm, table);
+        });
     return xt_launched("clip", p->count, numel);
 }
