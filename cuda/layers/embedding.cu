@@ -26,6 +26,7 @@ static const int CHUNK = 128;          /* units copied by a warp */
 static const int RUN = 32;             /* entries that a warp sums, one a lane */
 static const int64_t MOST_RUNS = 4096; /* up to so many, the last launch adds the partial rows */
 static const int LOOK = 8;             /* runs that a block of that launch looks at */
+static const int JOINING_BLOCKS = 4;   /* of that launch, on a multiprocessor */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
@@ -198,8 +199,9 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
 /* The last level: of each id with partial rows, parts [2 * runs, cols] with part_keys [2 * runs] as above, the sum. Grid over
  * runs, LOOK of them a block, and over chunks of 32 vectors of W columns. A block is WARPS warps. */
 template <typename T, int W>
-__global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, const XtAcc<T> *parts, const unsigned *part_keys,
-                                                                    int64_t runs, int64_t cols, unsigned vocab) {
+__global__ void __launch_bounds__(32 * WARPS, JOINING_BLOCKS)
+    embedding_join_kernel(T *dweight, const XtAcc<T> *parts, const unsigned *part_keys, int64_t runs, int64_t cols,
+                          unsigned vocab) {
     xt_wait_for_previous();
     xt_let_next_begin();
     typedef XtAcc<T> A;
@@ -292,8 +294,10 @@ template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbe
         sum_level<A, T, OF_PARTS, false>(p, parts, part_keys, values, &list, entries);
     }
     if (runs > 1) {
-        const int64_t chunks = xt_divide_up(p->cols, 32 * OF_PARTS);
-        const dim3 grid(xt_blocks(runs, LOOK), (unsigned)(chunks < 65535 ? chunks : 65535));
+        /* One wave: where no id spans three runs, the launch costs what its blocks take to see that. */
+        const int64_t chunks = xt_divide_up(p->cols, 32 * OF_PARTS), blocks = xt_divide_up(runs, LOOK);
+        const int64_t places = JOINING_BLOCKS * xt_multiprocessors() / blocks, most = places < 65535 ? places : 65535;
+        const dim3 grid((unsigned)blocks, (unsigned)(most < 1 ? 1 : chunks < most ? chunks : most));
         xt_launch_early(embedding_join_kernel<T, OF_PARTS>, grid, 32 * WARPS, 0, (T *)p->dweight, parts, part_keys, runs, p->cols,
                         (unsigned)p->vocab);
     }

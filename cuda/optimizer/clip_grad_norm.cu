@@ -1,4 +1,5 @@
-/* clip_grad_norm.cu - the common norm of all gradients, and clipping by it: one launch each for a whole list of tensors (tables.cuh).
+/* clip_grad_norm.cu - the common norm of all gradients, and clipping by it: one launch each for a whole list of tensors (tables.cuh);
+ * clipping takes one for each dtype in the list.
  *
  *     norm = sqrt(sum of g^2 over all tensors);   clip: g *= min(1, max_norm / (norm + 1e-6))
  *
@@ -12,7 +13,8 @@
 #include "contract/optimizer.h"
 #include "optimizer/tables.cuh"
 
-static const int LOADS = 4; /* 16-byte vectors under way in each thread */
+static const int LOADS = 4;           /* 16-byte vectors under way in each thread */
+static const int CLIPPING_BLOCKS = 6; /* of a multiprocessor */
 
 typedef struct Gradient {
     void *data; /* [numel] */
@@ -127,37 +129,51 @@ template <typename T, int W> __device__ inline void scale_range(T *x, XtAcc<T> s
     }
 }
 
-/* Grid: one block a piece. norm [1] */
-__global__ void __launch_bounds__(THREADS)
+/* Blocks take pieces in turns, CLIPPING_BLOCKS at most on a multiprocessor: they are all there at once, so finding nothing to clip
+ * costs one wave of empty blocks, not one for every thousand pieces. All gradients have dtype T. norm [1] */
+template <typename T>
+__global__ void __launch_bounds__(THREADS, CLIPPING_BLOCKS)
     clip_kernel(const float *norm, double max_norm, const __grid_constant__ Table<Gradient> table) {
     xt_wait_for_previous();
     xt_let_next_begin();
     const double coefficient = max_norm / ((double)norm[0] + 1e-6);
     if (coefficient >= 1) return; /* false for NaN, which goes on to the gradients */
-    const int item = item_of(table, blockIdx.x);
-    const Gradient &gradient = table.item[item];
-    const int64_t begin = (int64_t)((int)blockIdx.x - table.first[item]) * PIECE;
-    const int n = gradient.numel - begin < PIECE ? (int)(gradient.numel - begin) : PIECE;
-    by_dtype(gradient.dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for (int piece = blockIdx.x; piece < table.first[table.count]; piece += gridDim.x) {
+        const int item = item_of(table, piece);
+        const Gradient &gradient = table.item[item];
+        const int64_t begin = (int64_t)(piece - table.first[item]) * PIECE;
+        const int n = gradient.numel - begin < PIECE ? (int)(gradient.numel - begin) : PIECE;
         T *x = (T *)gradient.data + begin; /* [n] */
         const int middle = gradient.wide ? n - n % XT_WIDTH<T> : 0;
         scale_range<T, XT_WIDTH<T>>(x, (XtAcc<T>)coefficient, middle);
         scale_range<T, 1>(x + middle, (XtAcc<T>)coefficient, n - middle);
-    });
+    }
 }
 
 XtStatus xt_cuda_clip(const XtClip *p) {
     int64_t numel = 0;
-    by_tables<Gradient>(
-        p->count, 0,
-        [&](int64_t i) {
-            const Gradient gradient = gradient_of(&p->items[i]);
-            numel += gradient.numel;
-            return gradient;
-        },
-        [&](const Table<Gradient> &table, int pieces) {
-            xt_launch_early(clip_kernel, pieces, THREADS, 0, p->norm, p->max_norm, table);
-        });
+    bool found[XT_DTYPE_COUNT] = {};
+    for (int64_t i = 0; i < p->count; i++) {
+        numel += gradient_of(&p->items[i]).numel;
+        found[p->items[i].dtype] = true;
+    }
+    for (int dtype = 0; dtype < XT_DTYPE_COUNT; dtype++) {
+        if (!found[dtype]) continue;
+        XT_CHECK(xt_by_float((XtDtype)dtype, [&](auto zero) {
+            by_tables<Gradient>(
+                p->count, 0,
+                [&](int64_t i) {
+                    Gradient gradient = gradient_of(&p->items[i]);
+                    if (gradient.dtype != dtype) gradient.numel = 0; /* has a launch of its own */
+                    return gradient;
+                },
+                [&](const Table<Gradient> &table, int pieces) {
+                    const int most = CLIPPING_BLOCKS * xt_multiprocessors();
+                    xt_launch_early(clip_kernel<decltype(zero)>, pieces < most ? pieces : most, THREADS, 0, p->norm, p->max_norm,
+                                    table);
+                });
+            return XT_OK;
+        }));
+    }
     return xt_launched("clip", p->count, numel);
 }

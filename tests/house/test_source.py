@@ -86,9 +86,11 @@ DEVICE_SIZES = [
         "blocks take rows in turns, and tiles of a row in the backward; a sum is of one row",
     ),
     ("layers/decoder_step.cu", 1, "blocks share out columns of products and chunks of attention; each is one sum"),
+    ("layers/embedding.cu", 1, "blocks share out chunks of columns; a sum is of one chunk"),
     ("layers/sample.cu", 1, "parts of a row; its sums are of integers"),
     ("mhc/mhc_pre_once.cuh", 2, "groups share out the tokens; the slices of a token come from the shape"),
     ("mhc/sinkhorn.cu", 1, "blocks share out the tokens; a token's matrix is on its own"),
+    ("optimizer/clip_grad_norm.cu", 1, "blocks that clip take pieces in turns; every element is on its own"),
     ("runtime/device.cu", 3, "the definition, and what xtrain doctor prints"),
 ]
 # Uses of what a kind of device has. Those that decide an order of additions are the exceptions in docs/reference/numerics.md.
