@@ -29,16 +29,23 @@ __device__ inline void xt_prefetch(const void *from, uint32_t nbytes) {
 #endif
 }
 
-/* xt_launch for such a kernel. */
+/* xt_launch for such a kernel; with a `cluster`, blocks are in clusters of so many, as in xt_launch_clusters. */
+template <typename... Parameters, typename... Arguments>
+inline void xt_launch_early_clusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, dim3 block, size_t shared,
+                                     Arguments... arguments) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
+    config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
+    cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...); /* xt_launched reports its error */
+    xt_count_launch();
+}
 template <typename... Parameters, typename... Arguments>
 inline void xt_launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, Arguments... arguments) {
     if (xt_compute_capability() < 90) return xt_launch(kernel, grid, block, shared, arguments...);
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
-    config.attrs = &overlap, config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...); /* xt_launched reports its error */
-    xt_count_launch();
+    xt_launch_early_clusters(kernel, 1, grid, block, shared, arguments...);
 }

@@ -138,6 +138,12 @@ __device__ inline uint32_t xt_shared_of(uint32_t address, unsigned rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
+/* The same for a pointer, which then serves as any other. */
+template <typename T> __device__ inline T *xt_shared_of(T *here, unsigned rank) {
+    T *there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(here), "r"(rank));
+    return there;
+}
 /* Writes a float there; its 4 bytes arrive at a barrier of the same block. Orders nothing else. */
 __device__ inline void xt_put_shared_of(uint32_t to, float value, uint32_t barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(value)),

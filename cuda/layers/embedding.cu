@@ -91,11 +91,12 @@ template <typename S, typename A, int W> __device__ inline void store_sum(S *to,
 /* One level. Grid over runs * chunks of 32 vectors of W columns, a warp each.
  * Entry e of the list is the row values[order ? order[e] : e] (values [.., cols]) and belongs to keys[e]; keys [entries], equal
  * ones together; a key of `vocab` means no entry. Of run r, parts[2r] gets the sum for an id that came from the run before,
- * parts[2r + 1] for one that goes on into the next: parts [2 * runs, cols], part_keys [2 * runs]. All other sums are complete. */
+ * parts[2r + 1] for one that goes on into the next: parts [2 * runs, cols], part_keys [2 * runs]. All other sums are complete.
+ * once_written: keys that occur once are left out. */
 template <typename In, typename T, int W, bool ACCUMULATE>
 __global__ void __launch_bounds__(32 * WARPS, 3)
     embedding_bwd_kernel(T *dweight, XtAcc<T> *parts, unsigned *part_keys, const In *values, const unsigned *keys,
-                         const unsigned *order, int64_t entries, int64_t cols, unsigned vocab) {
+                         const unsigned *order, int64_t entries, int64_t cols, unsigned vocab, bool once_written) {
     xt_wait_for_previous();
     xt_let_next_begin();
     typedef XtAcc<T> A;
@@ -144,6 +145,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
             part_keys[2 * run + 1] = goes ? last_key : vocab;
         }
 
+        if (once_written) live &= ~(starts & ends);
         bool open = came; /* the id now summed came from the run before */
         XtVector<A, W> sum;
 #pragma unroll
@@ -151,21 +153,26 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
 #pragma unroll 1
         while (live) {
 #pragma unroll 1
-            for (int e = 0; e < RUN; e += GROUP) {
-                if ((live >> e & ((1u << GROUP) - 1)) == 0) continue;
+            for (unsigned rest = live; rest;) {
+                int at[GROUP]; /* the next entries */
+#pragma unroll
+                for (int u = 0; u < GROUP; u++) {
+                    at[u] = __ffs((int)rest) - 1; /* -1: there are no more */
+                    rest &= rest - 1;
+                }
                 XtPiece<In, W> q[GROUP];
                 XtPiece<T, W> old[GROUP];
 #pragma unroll
                 for (int u = 0; u < GROUP; u++) {
-                    const int64_t from = __shfl_sync(all, row, e + u), to = __shfl_sync(all, key, e + u);
-                    if (live >> (e + u) & 1u) q[u] = xt_read<In, W>(source + from * cols);
-                    if (ACCUMULATE && (live & starts) >> (e + u) & 1u)
+                    const int64_t from = __shfl_sync(all, row, at[u] & 31), to = __shfl_sync(all, key, at[u] & 31);
+                    if (at[u] >= 0) q[u] = xt_read<In, W>(source + from * cols);
+                    if (ACCUMULATE && at[u] >= 0 && starts >> at[u] & 1u)
                         old[u] = xt_read<T, W>(dweight + to * cols + (inside ? column : 0));
                 }
 #pragma unroll
                 for (int u = 0; u < GROUP; u++) {
-                    if (!(live >> (e + u) & 1u)) continue;
-                    if (starts >> (e + u) & 1u) {
+                    if (at[u] < 0) continue;
+                    if (starts >> at[u] & 1u) {
                         XtVector<A, W> zero = {};
                         if constexpr (ACCUMULATE) sum = xt_load(old[u]);
                         else sum = zero;
@@ -173,8 +180,8 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
                     const XtVector<XtAcc<In>, W> value = xt_load(q[u]);
 #pragma unroll
                     for (int j = 0; j < W; j++) sum.at[j] += value.at[j];
-                    if (!(ends >> (e + u) & 1u)) continue;
-                    const int64_t to = __shfl_sync(all, key, e + u);
+                    if (!(ends >> at[u] & 1u)) continue;
+                    const int64_t to = __shfl_sync(all, key, at[u]);
                     if (inside && open) store_sum<A>(parts + 2 * run * cols + column, sum);
                     else if (inside) store_sum<T>(dweight + to * cols + column, sum);
                     open = false;
@@ -265,7 +272,7 @@ static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_k
                       int64_t entries) {
     const int64_t items = xt_divide_up(entries, RUN) * xt_divide_up(p->cols, 32 * W);
     xt_launch_early(embedding_bwd_kernel<In, T, W, ACCUMULATE>, xt_blocks(items, WARPS), 32 * WARPS, 0, (T *)p->dweight, parts,
-                    part_keys, values, list->keys, list->order, entries, p->cols, (unsigned)p->vocab);
+                    part_keys, values, list->keys, list->order, entries, p->cols, (unsigned)p->vocab, list->once_written);
 }
 
 /* All levels. W elements of T and OF_PARTS of ACC at a time. To accumulate, the first level adds the old dweight where an id
@@ -286,7 +293,7 @@ template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbe
     else sum_level<T, T, W, false>(p, parts, part_keys, dy, sorted, p->rows);
     while (runs > MOST_RUNS) {
         const A *values = parts;
-        const Sorted list = {part_keys, NULL};
+        const Sorted list = {part_keys, NULL, false};
         const int64_t entries = 2 * runs;
         parts += entries * p->cols;
         part_keys += entries;
@@ -318,7 +325,7 @@ XtStatus xt_cuda_embedding_bwd(const XtEmbeddingBwd *p) {
                             (long long)p->rows, (long long)p->vocab);
         XtScratch scratch;
         Sorted sorted;
-        XtStatus status = sort_rows(p, &scratch, &sorted);
+        XtStatus status = once_fits(p) ? sort_once<T>(p, &scratch, &sorted) : sort_rows(p, &scratch, &sorted);
         if (status == XT_OK && nbytes) {
             constexpr int W = XT_WIDTH<T>, OF_PARTS = XT_WIDTH<XtAcc<T>>;
             const bool wide = xt_aligned<T>(p->cols, p->cols, p->dweight, p->dy);

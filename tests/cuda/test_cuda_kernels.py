@@ -31,8 +31,11 @@ def ids_like(kind: str, rows: int, vocab: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["uniform", "one", "half one", "words"])
 @pytest.mark.parametrize(
     "rows, cols, vocab",
-    [(31, 3, 1), (33, 8, 2), (1024, 16, 31), (1025, 33, 32), (5000, 600, 60), (9000, 8, 70000), (300000, 4, 1000)],
-)
+    [
+        (31, 3, 1), (33, 8, 2), (1024, 16, 31), (1025, 33, 32), (5000, 600, 60), (9000, 8, 70000), (300000, 4, 1000),
+        (8193, 16, 5000), (65536, 8, 3000), (65537, 8, 3000), (40000, 4, 151936), (3000, 4, 2**20 - 1), (300, 4, 2**20),
+    ],
+)  # fmt: skip
 def test_the_gradient_of_an_embedding(kind: str, rows: int, cols: int, vocab: int) -> None:
     """Whole numbers: every order of additions gives the same sums. The second backward adds to the first."""
     ids = ids_like(kind, rows, vocab)
@@ -43,6 +46,84 @@ def test_the_gradient_of_an_embedding(kind: str, rows: int, cols: int, vocab: in
     for times in (1, 2):
         F.embedding(xt.tensor(ids, device="cuda"), weight).backward(xt.tensor(dy, device="cuda"))
         assert np.array_equal(array(weight.grad), times * expected), times
+
+
+def placed(x: np.ndarray, dtype: str, offset: int) -> xt.Tensor:
+    """x on the GPU, `offset` elements behind a multiple of 16 bytes."""
+    flat = np.append(np.zeros(offset), x).astype(np.float32)
+    return xt.tensor(flat, device="cuda").to(getattr(xt, dtype))[offset:].reshape(x.shape)
+
+
+def gradient(ids: xt.Tensor, dy: xt.Tensor, start: xt.Tensor, accumulate: bool) -> bytes:
+    """Of a table like `start`, as bytes; `accumulate` adds it to `start`."""
+    weight = xt.zeros(*start.shape, dtype=start.dtype, device="cuda").requires_grad_()
+    if accumulate:
+        weight.grad = start.clone()
+    F.embedding(ids, weight).backward(dy)
+    return array(weight.grad.float()).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("kind", ["uniform", "half one", "words"])
+@pytest.mark.parametrize("rows, cols, vocab", [(1000, 8, 4000), (30000, 40, 20000), (65536, 264, 50257)])
+def test_both_plans_of_an_embedding_have_the_same_bits(
+    rows: int, cols: int, vocab: int, kind: str, accumulate: bool, dtype: str
+) -> None:
+    """Rows at multiples of 16 bytes take one launch for the sort, others three. A run repeats its bits. -0 + 0 is 0 in both."""
+    ids = xt.tensor(ids_like(kind, rows, vocab), device="cuda")
+    x = rng.standard_normal((rows, cols)).astype(np.float32)
+    x[::7] = -0.0
+    start = placed(rng.standard_normal((vocab, cols)), dtype, 0)
+    aligned, shifted = placed(x, dtype, 0), placed(x, dtype, 1)
+    assert aligned.data_ptr() % 16 == 0 and shifted.data_ptr() % 16 == shifted.dtype.itemsize
+    want = gradient(ids, shifted, start, accumulate)
+    assert all(gradient(ids, aligned, start, accumulate) == want for _ in range(4))
+
+
+def test_the_gradient_of_an_embedding_in_a_graph() -> None:
+    """Its launches overlap; captured, the overlaps are edges of the graph. The ids change between replays."""
+    ids, dy = xt.zeros(30000, dtype=xt.int64, device="cuda"), placed(rng.standard_normal((30000, 64)), "bfloat16", 0)
+    weight = xt.zeros(20000, 64, dtype=xt.bfloat16, device="cuda").requires_grad_()
+
+    def step() -> xt.Tensor:
+        weight.grad = None
+        F.embedding(ids, weight).backward(dy)
+        return weight.grad.clone()
+
+    graph = xt.cuda.graph(step)
+    for kind in ("uniform", "words", "half one", "uniform"):
+        with xt.no_grad():
+            ids.copy_(xt.tensor(ids_like(kind, 30000, 20000), device="cuda"))
+        got = array(graph().float())
+        assert got.tobytes() == array(step().float()).tobytes(), kind
+
+
+def test_unknown_ids_in_a_long_list() -> None:
+    """The rows of all others are as without them."""
+    ids, dy = ids_like("uniform", 20000, 9000), rng.integers(-4, 5, (20000, 8)).astype(np.float32)
+    bad = np.where(np.arange(20000) % 50 == 7, np.where(np.arange(20000) % 100 == 7, -1, 9000), ids)
+    expected = np.zeros((9000, 8), np.float32)
+    np.add.at(expected, ids[bad == ids], dy[bad == ids])
+    weight = xt.zeros(9000, 8, device="cuda").requires_grad_()
+    F.embedding(xt.tensor(bad, device="cuda"), weight).backward(xt.tensor(dy, device="cuda"))
+    with pytest.raises(IndexError, match=r"embedding: id must be in \[0, 9000\)"):
+        xt.cuda.synchronize()
+    assert np.array_equal(array(weight.grad), expected)
+
+
+def test_gradients_of_several_dtypes_are_clipped_alike() -> None:
+    """More pieces than blocks, in each dtype; one tensor begins behind a multiple of 16 bytes, one is empty."""
+    sizes = {"float32": 9_000_001, "bfloat16": 9_000_003, "float16": 70_001, "float64": 8193}
+    grads = [xt.full((size + 1,), 0.5, dtype=getattr(xt, dtype), device="cuda") for dtype, size in sizes.items()]
+    grads = [grads[0][1:], xt.zeros(0, device="cuda"), *grads[1:]]
+    count = sum(g.shape[0] for g in grads)
+    for most, want in ((1e9, 0.5), (0.5 * count**0.5 / 2, 0.25)):
+        norm = _C.clip_grad_norm_(grads, most).item()
+        assert abs(norm / (0.5 * count**0.5) - 1) < 1e-5
+        for g in (g for g in grads if g.shape[0]):
+            low, high = g.amin().item(), g.amax().item()
+            assert low == high and abs(low - want) <= 2**-8 * want, (g.dtype, low, high)
 
 
 def test_what_an_index_out_of_range_names_is_absent() -> None:
