@@ -8,8 +8,8 @@
  * Forward: a copy of bytes, in the widest unit (16 bytes to 1) that divides the row and both addresses. A warp copies CHUNK units
  * of one row and issues all its loads first. Reads and writes rows * cols * sizeof(T) bytes.
  *
- * Backward, in two steps. First a stable sort of (id, row) lists the rows of each id in row order (embedding_sort.cuh); it also writes
- * zeros to the rows whose ids do not occur.
+ * Backward, in two steps. First a stable sort of (id, row) lists the rows of each id in row order (embedding_sort.cuh). It also writes
+ * zeros to the rows whose ids do not occur and, on compute capability 9.0, the rows of ids that occur once.
  * Then the list is cut into runs of RUN entries. A warp walks a run for 32 vectors of columns, adds in ACC, and writes a row of
  * dweight when the id changes. If an id ends in the run after the one where it began, the first of the two warps finishes it. An id
  * that spans more runs leaves a partial row and its id in each: a shorter list of the same kind. The next launch sums that list, a
