@@ -2,6 +2,8 @@
  * the plans. */
 #pragma once
 
+#include "arch/overlap.cuh"
+#include "arch/warp_ring.cuh"
 #include "layers/rms_norm.cuh"
 
 static constexpr int BLOCK_BWD = 1024; /* most pieces in a row of a block */
@@ -61,6 +63,22 @@ __device__ inline XtPiece<T, N> gradient(const XtAcc<T> (&mean_of)[2], const XtP
 #pragma unroll
     for (int e = 0; e < N; e++)
         dx.at[e] = rstd * (dy.at[e] * weight.at[e] - mean_of[LEVEL] - (x.at[e] - mean) * rstd * mean_of[ALONG]);
+    return xt_store<T>(dx);
+}
+
+/* The same from the sums themselves, its roundings written out, so that kernels that hold different things in registers agree. */
+template <typename T, int N>
+__device__ inline XtPiece<T, N> gradient_of_sums(const XtAcc<T> (&sum)[2], XtAcc<T> inverse_cols, const XtPiece<T, N> &of_dy,
+                                                 const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> mean,
+                                                 XtAcc<T> rstd) {
+    XtVector<XtAcc<T>, N> dx;
+    const XtVector<XtAcc<T>, N> dy = xt_load(of_dy), x = xt_load(of_x), weight = xt_load(of_weight);
+    const XtAcc<T> along = sum[ALONG] * inverse_cols;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        const XtAcc<T> xh = (x.at[e] - mean) * rstd, level_off = fma(-sum[LEVEL], inverse_cols, dy.at[e] * weight.at[e]);
+        dx.at[e] = rstd * fma(-xh, along, level_off);
+    }
     return xt_store<T>(dx);
 }
 
@@ -137,13 +155,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
                 }
             }
             sum_of_lanes<2>(sum, lanes);
-            sum[ALONG] *= inverse_cols;
-            sum[LEVEL] *= inverse_cols;
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const int col = (i * lanes + lane) * N;
                 if (r >= rows || col >= cols) continue;
-                const XtPiece<T, N> to = gradient<T, N>(sum, dv[k][i], xv[k][i], w[i], centre[k], scale[k]);
+                const XtPiece<T, N> to = gradient_of_sums<T, N>(sum, inverse_cols, dv[k][i], xv[k][i], w[i], centre[k], scale[k]);
                 xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, other[i]) : to);
             }
         }
@@ -173,6 +189,71 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
             to[(int64_t)blockIdx.x * cols + col] = sum;
         }
     }
+}
+
+/* ---- narrow, on Hopper --------------------------------------------------------------------------------------------------------- */
+
+/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring, as in rms_norm_bwd.cuh: the same bits as above. */
+template <typename T, int V, bool ADD>
+__global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
+    layer_norm_bwd_ring_kernel(T *dx, float *share, float *bias_share, const T *dy, const T *dtotal, const T *x, const T *weight,
+                               const float *mean, const float *rstd, int64_t rows, int cols, float inverse_cols) {
+#ifdef XT_SM90A
+    typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
+    constexpr int N = XT_WIDTH<T>, WARPS = THREADS / 32, PITCH = Ring::PITCH / (int)sizeof(T);
+    extern __shared__ uint4 room[];
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    XtPiece<T, N> w[V];
+    float dweight[V][N], dbias[V][N];
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const int col = (i * 32 + lane) * N;
+        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
+#pragma unroll
+        for (int e = 0; e < N; e++) dweight[i][e] = dbias[i][e] = 0;
+    }
+    Ring ring(room);
+    auto fill = [&](int stage, int64_t r) {
+        if (r < rows) ring.fill(stage, {x + r * cols, dy + r * cols, dtotal + r * cols}, cols * (int)sizeof(T));
+    };
+    const int64_t first = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS;
+#pragma unroll 1
+    for (int s = 0; s < Ring::STAGES; s++) fill(s, first + s * step);
+    float next_centre = first < rows ? mean[first] : 0, next_scale = first < rows ? rstd[first] : 0;
+    for (int64_t r = first; r < rows; r += step) {
+        const float centre = next_centre, scale = next_scale;
+        if (r + step < rows) next_centre = mean[r + step], next_scale = rstd[r + step];
+        ring.wait();
+        const T *row = (const T *)ring.data(); /* [inputs][PITCH] */
+        auto piece = [&](int input, int i) {
+            const int col = (i * 32 + lane) * N;
+            return col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
+        };
+        float sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < V; i++) take<T, N>(sum, dweight[i], dbias[i], piece(1, i), piece(0, i), w[i], centre, scale);
+        if (dx) {
+            sum_of_lanes<2>(sum, 32);
+            __syncwarp(); /* nothing is kept in registers: the row is read from shared memory again */
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const int col = (i * 32 + lane) * N;
+                if (col >= cols) continue;
+                const XtPiece<T, N> to = gradient_of_sums<T, N>(sum, inverse_cols, piece(1, i), piece(0, i), w[i], centre, scale);
+                xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
+            }
+        }
+        __syncwarp(); /* every lane has read the stage */
+        fill(ring.stage, r + Ring::STAGES * step);
+        ring.advance();
+    }
+    if (share) join_warps(share + (int64_t)blockIdx.x * cols, (float *)room, dweight, cols);
+    if (bias_share) join_warps(bias_share + (int64_t)blockIdx.x * cols, (float *)room, dbias, cols);
+#else
+    XT_NO_SM90A();
+#endif
 }
 
 /* ---- block ------------------------------------------------------------------------------------------------------------------- */
@@ -287,6 +368,17 @@ static XtStatus bwd_narrow(const XtLayerNormBwd *p, XtScratch *scratch, int64_t 
     const int lanes = lanes_of(p->cols / N, V);
     *count = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, XT_PLAN_MULTIPROCESSORS * BLOCKS_BWD<V>);
     XT_CHECK(allocate_shares(p, scratch, *count, share));
+    if constexpr (sizeof(T) == 2 && N > 1 && V > 1) {
+        if (lanes == 32 && xt_has_ring()) {
+            constexpr int BYTES = XtRowRing < V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD < V >> ::BYTES;
+            auto kernel = layer_norm_bwd_ring_kernel<T, V, ADD>;
+            XT_CHECK(xt_allow_shared("layer_norm_bwd", kernel, BYTES));
+            xt_launch_early(kernel, (unsigned)*count, THREADS, BYTES, (T *)p->dx, share[0], share[1], (const T *)p->dy,
+                            (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd,
+                            p->rows, (int)p->cols, A(1) / (A)p->cols);
+            return XT_OK;
+        }
+    }
     xt_launch(layer_norm_bwd_narrow_kernel<T, N, V, ADD>, (unsigned)*count, THREADS, 0, (T *)p->dx, share[0], share[1],
               (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd,
               p->rows, (int)p->cols, lanes, A(1) / (A)p->cols);

@@ -14,6 +14,7 @@
  *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane. V is 3
  *              where that leaves no lane idle, as for 384 and 768 columns, and 2 for 128 columns of 16 bits. A block of 256
  *              threads has 8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
+ *              On Hopper, backward, rows of 16 bits that 32 lanes share come through a ring (arch/warp_ring.cuh), with the same bits.
  *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has one row at a time, V pieces a thread.
  *     long     all other rows, also unaligned ones: a block reads a row twice, the second time from the cache. With plus_one (PLUS) all
  *              rows: 1 + w stands for w, and out is rounded once.
@@ -24,7 +25,6 @@
  * blocks for each of XT_PLAN_MULTIPROCESSORS, which keeps enough loads in flight; P cols is bounded, so that the shares stay in the
  * cache. The long plan makes dx and the shares of dw in separate launches. The backward is in rms_norm_bwd.cuh.
  */
-#include "arch/overlap.cuh"
 #include "layers/rms_norm_bwd.cuh"
 
 static constexpr int BLOCK_FWD = 4096; /* most pieces in a row of a block */

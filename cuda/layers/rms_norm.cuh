@@ -2,6 +2,7 @@
  * choice of a plan. Formulas and plans are in rms_norm.cu. */
 #pragma once
 
+#include "arch/overlap.cuh"
 #include "common/cuda.cuh"
 #include "contract/layers.h"
 
@@ -113,6 +114,26 @@ template <typename T, int N> __device__ inline void write_share(XtAcc<T> *share,
     }
 }
 
+/* A block's share of dw (or db) from those of its warps, added in their order: `sum` of a lane has pieces lane, lane + 32, ... of the
+ * columns. room: [warps][V * 32 * N], which the warps may still be reading. */
+template <int V, int N> __device__ inline void join_warps(float *share, float *room, const float (&sum)[V][N], int cols) {
+    constexpr int WIDTH = V * 32 * N;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    __syncthreads(); /* all warps have read */
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        float4 *to = (float4 *)(room + warp * WIDTH + (i * 32 + lane) * N);
+#pragma unroll
+        for (int e = 0; e < N; e += 4) to[e / 4] = make_float4(sum[i][e], sum[i][e + 1], sum[i][e + 2], sum[i][e + 3]);
+    }
+    __syncthreads(); /* every warp has written */
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+        float total = room[col];
+        for (int k = 1; k < warps; k++) total += room[k * WIDTH + col];
+        share[col] = total;
+    }
+}
+
 /* ---- dweight from its shares ------------------------------------------------------------------------------------------------- */
 
 static constexpr int SUM_COLS = 8, SLICES = 64; /* of a block: 32 bytes of a share in float32 */
@@ -130,7 +151,9 @@ template <typename T>
 __global__ void __launch_bounds__(SUM_COLS *SLICES) sum_shares_kernel(const __grid_constant__ XtShares<T> p, int64_t cols) {
     using A = XtAcc<T>;
     __shared__ A tree[SUM_COLS * SLICES]; /* [slice, column] */
-    const bool second = blockIdx.y;       /* no run-time index: it would put p into local memory */
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    const bool second = blockIdx.y; /* no run-time index: it would put p into local memory */
     T *dweight = second ? p.dweight[1] : p.dweight[0];
     const A *share = second ? p.shares[1] : p.shares[0];
     const int64_t count = second ? p.count[1] : p.count[0];
@@ -157,7 +180,7 @@ __global__ void __launch_bounds__(SUM_COLS *SLICES) sum_shares_kernel(const __gr
 
 /* Adds up the shares of `weights` weights of `cols` elements. */
 template <typename T> static inline void xt_sum_shares(const XtShares<T> &p, int weights, int64_t cols) {
-    xt_launch(sum_shares_kernel<T>, dim3(xt_blocks(cols, SUM_COLS), weights), SUM_COLS * SLICES, 0, p, cols);
+    xt_launch_early(sum_shares_kernel<T>, dim3(xt_blocks(cols, SUM_COLS), weights), SUM_COLS * SLICES, 0, p, cols);
 }
 
 /* ---- plans ------------------------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,8 @@
 /* rms_norm_bwd.cuh - the backward of rms_norm, for rms_norm.cu, whose comment has the formula, the plans and the order of additions. */
 #pragma once
 
+#include "arch/overlap.cuh"
+#include "arch/warp_ring.cuh"
 #include "layers/rms_norm.cuh"
 
 static constexpr int BLOCK_BWD = 2048; /* most pieces in a row of a block */
@@ -120,6 +122,72 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
         for (int i = 1; i < WARPS; i++) sum += of_warp[i][col];
         share[(int64_t)blockIdx.x * cols + col] = sum;
     }
+}
+
+/* ---- narrow, on Hopper --------------------------------------------------------------------------------------------------------- */
+
+/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring: the next rows are on their way while this one is
+ * summed and written. Rows, lanes and sums are those of the kernel above: the same bits. */
+template <typename T, int V, bool ADD>
+__global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
+    rms_norm_bwd_ring_kernel(T *dx, float *share, const T *dy, const T *dtotal, const T *x, const T *weight, const float *rstd,
+                             int64_t rows, int cols, float inverse_cols) {
+#ifdef XT_SM90A
+    typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
+    constexpr int N = XT_WIDTH<T>, WARPS = THREADS / 32, PITCH = Ring::PITCH / (int)sizeof(T);
+    extern __shared__ uint4 room[];
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    XtPiece<T, N> w[V];
+    float dweight[V][N];
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const int col = (i * 32 + lane) * N;
+        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
+#pragma unroll
+        for (int e = 0; e < N; e++) dweight[i][e] = 0;
+    }
+    Ring ring(room);
+    auto fill = [&](int stage, int64_t r) {
+        if (r < rows) ring.fill(stage, {x + r * cols, dy + r * cols, dtotal + r * cols}, cols * (int)sizeof(T));
+    };
+    const int64_t first = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS;
+#pragma unroll 1
+    for (int s = 0; s < Ring::STAGES; s++) fill(s, first + s * step);
+    float next_scale = first < rows ? rstd[first] : 0;
+    for (int64_t r = first; r < rows; r += step) {
+        const float scale = next_scale;
+        if (r + step < rows) next_scale = rstd[r + step];
+        ring.wait();
+        const T *row = (const T *)ring.data(); /* [inputs][PITCH] */
+        auto piece = [&](int input, int i) {
+            const int col = (i * 32 + lane) * N;
+            return col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
+        };
+        float sum[1] = {0};
+#pragma unroll
+        for (int i = 0; i < V; i++) sum[0] += dot<T, N>(piece(1, i), piece(0, i), w[i], scale, dweight[i]);
+        if (dx) {
+            sum_of_lanes<1>(sum, 32);
+            const float shrink = scale * scale * (sum[0] * inverse_cols);
+            __syncwarp(); /* nothing is kept in registers: the row is read from shared memory again */
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const int col = (i * 32 + lane) * N;
+                if (col >= cols) continue;
+                const XtPiece<T, N> to = input_gradient<T, N>(piece(1, i), piece(0, i), w[i], scale, shrink);
+                xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
+            }
+        }
+        __syncwarp(); /* every lane has read the stage */
+        fill(ring.stage, r + Ring::STAGES * step);
+        ring.advance();
+    }
+    if (share) join_warps(share + (int64_t)blockIdx.x * cols, (float *)room, dweight, cols);
+#else
+    XT_NO_SM90A();
+#endif
 }
 
 /* ---- block ------------------------------------------------------------------------------------------------------------------- */
@@ -254,6 +322,17 @@ static void bwd_narrow(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *stat
     *shares = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, XT_PLAN_MULTIPROCESSORS * BLOCKS_BWD<V>);
     if (p->dweight) *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
+    if constexpr (sizeof(T) == 2 && N > 1 && V > 1) {
+        if (lanes == 32 && xt_has_ring()) {
+            constexpr int BYTES = XtRowRing < V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD < V >> ::BYTES;
+            auto kernel = rms_norm_bwd_ring_kernel<T, V, ADD>;
+            *status = xt_allow_shared("rms_norm_bwd", kernel, BYTES);
+            if (*status != XT_OK) return;
+            return xt_launch_early(kernel, (unsigned)*shares, THREADS, BYTES, (T *)p->dx, (A *)scratch->data, (const T *)p->dy,
+                                   (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd, p->rows,
+                                   (int)p->cols, A(1) / (A)p->cols);
+        }
+    }
     xt_launch(rms_norm_bwd_narrow_kernel<T, N, V, ADD>, (unsigned)*shares, THREADS, 0, (T *)p->dx, (A *)scratch->data,
               (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd, p->rows,
               (int)p->cols, lanes, A(1) / (A)p->cols);

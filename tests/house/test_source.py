@@ -97,6 +97,7 @@ DEVICE_SIZES = [
 # Uses of what a kind of device has. Those that decide an order of additions are the exceptions in docs/reference/numerics.md.
 DEVICE_KINDS = [
     ("arch/overlap.cuh", 1, "whether a launch may overlap the one before it"),
+    ("arch/warp_ring.cuh", 1, "the copies of 9.0; sums are in the order of the plan without them"),
     ("attention/flash.cu", 1, "supports: too little shared memory is a reason"),
     ("attention/flash_half.cu", 7, "supports, and the exception: smaller tiles of head dim 128"),
     (

@@ -98,6 +98,31 @@ def test_the_gradient_of_a_row_by_its_own_mean_and_rstd(op: str, rows: int, cols
     assert np.abs(array(weight.grad) - dw).max() <= 1e-4 * np.abs(dw).max()
 
 
+# On Hopper the rows of a warp come through a ring of stages: each has several rows of the whole, and one of a part.
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("cols", [512, 768, 1000])
+def test_the_gradient_of_a_row_does_not_depend_on_other_rows(cols: int, dtype: str, op: str) -> None:
+    """dx of many rows has the bits of dx of a few; the gradients of weight and bias are the sums of those of all parts."""
+    rows, each, random = 13000, 1000, np.random.default_rng(0)
+    kind, adds, centred = getattr(xt, dtype), op.startswith("add"), op.endswith("layer_norm")
+    x = random.standard_normal((rows, cols), dtype=np.float32) + random.uniform(-2, 2, (rows, 1)).astype(np.float32)
+    wide = [x, *(random.standard_normal((rows, cols), dtype=np.float32) for _ in range(3 if adds else 1))]
+    weights = [random.standard_normal(cols, dtype=np.float32) for _ in range(1 + centred)]
+
+    def gradients(first: int, count: int) -> list[np.ndarray]:
+        here, *more = (xt.tensor(t[first : first + count]).to(kind).requires_grad_() for t in wide)
+        of_weights = [xt.tensor(t).to(kind).requires_grad_() for t in weights]
+        outs = getattr(_C, op)(here, *(more[:1] if adds else []), *of_weights, 1e-5)
+        _C.backward(list(outs) if adds else [outs], [t.detach() for t in more[-1 - adds :]])
+        return [t.grad.float().cpu().numpy() for t in (here, *of_weights)]
+
+    whole, parts = gradients(0, rows), [gradients(first, each) for first in range(0, rows, each)]
+    assert np.array_equal(whole[0], np.concatenate([part[0] for part in parts]))
+    for got, *of_parts in zip(whole[1:], *(part[1:] for part in parts), strict=True):
+        assert np.abs(got - np.sum(of_parts, 0)).max() <= 0.04 * np.abs(of_parts).max()
+
+
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("cols", [33, 96, 2048, 2050])
 def test_a_norm_is_rounded_before_its_weight_in_every_plan(cols: int, dtype: str) -> None:
