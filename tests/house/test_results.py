@@ -136,6 +136,8 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "get_rng_state": _C.get_rng_state,
     "is_grad_enabled": _C.is_grad_enabled,
     "kernels": _C.kernels,
+    "kernels_start": lambda: (_C.kernels_start(), _C.kernels_stop())[0],
+    "kernels_stop": _C.kernels_stop,
     "manual_seed": lambda: _C.manual_seed(1),
     "memory_reset_peak": _C.memory_reset_peak,
     "meta_plan": lambda: _C.meta_plan(),

@@ -64,6 +64,16 @@ def make_nccl(folder: Path) -> Path:
     return folder / "site-packages"
 
 
+def make_cupti(folder: Path) -> Path:
+    """A folder for sys.path whose CUPTI, of the CUDA version that fake_device.c names, is that of fake_cupti.c."""
+    library = folder / "site-packages/nvidia/cu99/lib/libcupti.so.99"
+    library.parent.mkdir(parents=True)
+    options = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
+    source = ROOT / "tests/support/fakes/fake_cupti.c"
+    subprocess.run([_compiler(), *options, source, "-o", library], check=True)
+    return folder / "site-packages"
+
+
 def _compile(package: Path, source: str, contract: str, more: list[str]) -> None:
     library = package / f"xtrain/_lib/{LIBRARY}"
     options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']

@@ -1,5 +1,5 @@
 """Records what runs when. Ops are recorded by the core, spans of Python here, by the same clock; what is left between
-them inside a span is the host's: Python, and whatever else is no op.
+them inside a span is the host's: Python, and whatever else is no op. What runs on GPUs meanwhile is in kernels.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .. import _C
 from .._version import __version__
 from ..files import write_text
+from . import kernels
+from .kernels import Kernel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,14 +53,17 @@ class profile:
         print(found.table())
 
     path: where the trace goes at the end, as JSON that ui.perfetto.dev and chrome://tracing show; None for nowhere. On
-    a GPU an op lasts until it is launched, and a replayed graph is one span; with XTRAIN_CUDA_SYNC=1 ops last until
-    they are computed. RuntimeError when another profile runs, OSError when the file cannot be written.
+    a GPU an op lasts until it is launched; `kernels` has what ran on GPUs that were in use before, in replayed graphs,
+    too. It needs NVIDIA's CUPTI; without it `no_kernels` says why there are none. Begin and end wait for the GPUs.
+    RuntimeError when another profile runs, OSError when the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._path = path
         self._spans: list[Event] = []
         self.roots: list[Event] = []
+        self.kernels: list[Kernel] = []
+        self.no_kernels = ""
         self.lost = 0
 
     def __enter__(self) -> Self:
@@ -76,16 +81,23 @@ class profile:
         if not _C.spans_start():
             raise RuntimeError("profile: another one is running in this process")
         self._spans, _running = [], self
+        self.no_kernels = _C.kernels_start()
 
     def stop(self) -> None:
-        """End the recording: `roots` has what ran, in order, and what ran inside of that as its children; `lost` events
-        were without memory.
+        """End the recording: `roots` has what ran, in order, and what ran inside of that as its children; `kernels` has
+        what ran on GPUs; `lost` events were without memory.
         """
         global _running
         if _running is not self:
             return
         _running = None
-        ops, self.lost = _C.spans_stop()
+        try:
+            found, lost, why = _C.kernels_stop()
+        finally:  # the next profile may begin, whatever interrupts this one
+            ops, self.lost = _C.spans_stop()
+        self.lost += lost
+        self.no_kernels = self.no_kernels or why
+        self.kernels = [kernels.read(record) for record in found]
         events = [
             Event(name, "backward" if rule else "forward", begin, end, thread, shapes)
             for name, rule, begin, end, thread, shapes in ops
@@ -103,7 +115,7 @@ class profile:
     def trace(self) -> dict[str, Any]:
         """The events in the format of Chrome's traces: complete events ("X"), times in microseconds from the first."""
         events = list(self.events())
-        start, process = min((event.begin for event in events), default=0), os.getpid()
+        start, process = min((one.begin for one in [*events, *self.kernels]), default=0), os.getpid()
         rows: list[dict[str, Any]] = [
             {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": f"thread {thread}"}}
             for thread in sorted({event.thread for event in events})
@@ -115,7 +127,9 @@ class profile:
                 {"ph": "X", "name": event.name, "cat": event.kind, "ts": begin, "dur": duration, "pid": process}
                 | {"tid": event.thread, "args": arguments}
             )
-        return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"xtrain": __version__, "lost": self.lost}}
+        rows += kernels.rows(self.kernels, start)
+        about = {"xtrain": __version__, "lost": self.lost, "no_kernels": self.no_kernels}
+        return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": about}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace."""
@@ -137,6 +151,12 @@ class profile:
             rest = sum(own for _, (_, own) in rows[most:])
             lines.append(f"{f'{len(rows) - most} more':32}{'':10}{'':8}{rest / 1e6:12,.3f}{100 * rest / whole:7.1f}%")
         return "\n".join(lines)
+
+    def kernel_table(self, most: int = 12) -> str:
+        """The kernels, copies and fills that took most time; or why there are none; "" where no GPU is in use."""
+        if self.kernels:
+            return "\n".join(kernels.lines(self.kernels, most))
+        return f"no kernels in the profile: {self.no_kernels}" if self.no_kernels else ""
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@
  *
  * FAKE_EPILOGUES: products have an implementation with epilogues.
  * FAKE_DEVICE_COUNT: how many devices; 0 makes it a machine without one. FAKE_DEVICE_UUID, FAKE_DEVICE_NAME: which GPU it is.
- * FAKE_DEVICE_MOST: bytes above which an allocation fails. FAKE_DEVICE_BROKEN: the end of a capture fails. XTRAIN_CUDA_SYNC as in cuda/.
+ * FAKE_DEVICE_BUSY: how often it is asked in vain whether it is idle; then it says so. FAKE_DEVICE_MOST: bytes above which an allocation fails. FAKE_DEVICE_BROKEN: the end of a capture fails. XTRAIN_CUDA_SYNC as in cuda/.
  */
 #include "contract/attention.h"
 #include "contract/backend.h"
@@ -21,6 +21,7 @@
 #include "contract/reduce.h"
 #include "core/arena.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@
 
 typedef XtStatus (*Call)(const void *p);
 typedef struct Recorded {
+    const char *slot;
     Call call;
     void *parameters, *list; /* list: the host array that they point to */
 } Recorded;
@@ -152,18 +154,42 @@ static void release(int index, void *data, size_t nbytes) {
     }
 }
 
+/* ---- what it tells fake_cupti.c, once the process has opened it ------------------------------------------------------------------ */
+
+static uint64_t (*profiler_now)(void); /* 0 while nothing is recorded */
+static void (*profiler_ran)(const char *name, uint64_t start, int device, size_t nbytes);
+static uint64_t begins(void) {
+    void *library = profiler_ran ? NULL : dlopen("libcupti.so.99", RTLD_NOW | RTLD_NOLOAD);
+    if (library) {
+        *(void **)&profiler_now = dlsym(library, "fake_cupti_now");
+        *(void **)&profiler_ran = dlsym(library, "fake_cupti_ran");
+    }
+    return profiler_ran ? profiler_now() : 0;
+}
+static void ends(const char *name, uint64_t start, int device, size_t nbytes) {
+    if (start) profiler_ran(name, start, device, nbytes);
+}
+static XtStatus run_call(const char *slot, Call call, const void *parameters) {
+    const uint64_t start = begins();
+    XtStatus status = call(parameters);
+    ends(slot, start, 0, 0);
+    return status;
+}
+
 static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
-    (void)index;
     XT_CHECK(refuse("read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)"));
     counts.to_host++;
+    const uint64_t start = begins();
     memcpy(to, from, nbytes);
+    ends("to host", start, index, nbytes);
     return look_at_report();
 }
 static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) {
-    (void)index;
     XT_CHECK(refuse("copy from the host: pass tensors that change as arguments, and make the others before"));
     counts.from_host++;
+    const uint64_t start = begins();
     memcpy(to, from, nbytes);
+    ends("to device", start, index, nbytes);
     return XT_OK;
 }
 static XtStatus synchronize(int index) {
@@ -183,8 +209,12 @@ static bool joined;
 static void *stream(int index) { return (void)index, &under_way; }
 static bool done(const Stream *stream) { return __atomic_load_n(&stream->pending, __ATOMIC_ACQUIRE) == 0; }
 static XtStatus idle(int index, bool *out) {
+    const char *busy = getenv("FAKE_DEVICE_BUSY");
+    static int asked;
     (void)index;
     *out = done(&under_way) && (!joined || done(&beside));
+    if (busy && ++asked % (atoi(busy) + 1)) *out = false;
+    else if (busy) fprintf(stderr, "idle\n");
     return refuse("ask whether the device is done");
 }
 static XtStatus side(int index, void **out) {
@@ -194,7 +224,8 @@ static XtStatus side(int index, void **out) {
     *out = &beside;
     return XT_OK;
 }
-static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes, size_t where);
+static XtStatus keep_call(const char *slot, Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes,
+                          size_t where);
 static XtStatus do_join(const void *p) {
     (void)p;
     while (!done(&beside)) usleep(100);
@@ -206,7 +237,7 @@ static XtStatus join(int index) {
     else if (!capturing->forked) return xt_error(XT_CUDA_ERROR, "waiting for what is beside the kernels: it is of no capture");
     else {
         capturing->unjoined = false;
-        return keep_call(do_join, "", 1, NULL, 0, 0);
+        return keep_call("join", do_join, "", 1, NULL, 0, 0);
     }
     return XT_OK;
 }
@@ -243,7 +274,7 @@ static XtStatus do_foreign(const void *p) {
 }
 static int record(void (*call)(void *), void *argument) {
     const Foreign foreign = {call, argument};
-    return keep_call(do_foreign, &foreign, sizeof foreign, NULL, 0, 0) != XT_OK;
+    return keep_call("exchange", do_foreign, &foreign, sizeof foreign, NULL, 0, 0) != XT_OK;
 }
 
 static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
@@ -280,7 +311,8 @@ static XtStatus replay(XtGraph *graph) {
     if (!graph->ended) return xt_error(XT_RUNTIME_ERROR, "cuda.graph: this graph's capture has not succeeded");
     memset(graph->region, 0xff, graph->nbytes);
     counts.launches++;
-    for (int64_t i = 0; i < graph->count; i++) XT_CHECK(graph->calls[i].call(graph->calls[i].parameters));
+    for (int64_t i = 0; i < graph->count; i++)
+        XT_CHECK(run_call(graph->calls[i].slot, graph->calls[i].call, graph->calls[i].parameters));
     return XT_OK;
 }
 
@@ -292,13 +324,14 @@ static void drop(XtGraph *graph) {
 }
 
 /* Runs a call, or keeps it with a copy of its parameters; `list`, if any, is copied, and *where in them points to it. */
-static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes, size_t where) {
+static XtStatus keep_call(const char *slot, Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes,
+                          size_t where) {
     XtGraph *graph = capturing;
     if (graph->count == graph->room) {
         graph->room = 2 * graph->room + 64;
         graph->calls = realloc(graph->calls, (size_t)graph->room * sizeof *graph->calls);
     }
-    Recorded kept = {call, malloc(nbytes), list ? malloc(list_nbytes + 1) : NULL};
+    Recorded kept = {slot, call, malloc(nbytes), list ? malloc(list_nbytes + 1) : NULL};
     memcpy(kept.parameters, parameters, nbytes);
     if (list) {
         memcpy(kept.list, list, list_nbytes);
@@ -321,20 +354,20 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     }
     if (!capturing) {
         counts.launches++;
-        XT_CHECK(call(parameters));
+        XT_CHECK(run_call(slot, call, parameters));
         return !strcmp(slot, "stats") || !strcmp(slot, "compare") ? look_at_report() : XT_OK;
     }
-#define LISTED(name, Params, list, length)                                                                          \
-    if (!strcmp(slot, #name)) {                                                                                     \
-        const Params *p = parameters;                                                                               \
-        return keep_call(call, p, sizeof *p, p->list, (size_t)p->length * sizeof *p->list, offsetof(Params, list)); \
+#define LISTED(name, Params, list, length)                                                                                \
+    if (!strcmp(slot, #name)) {                                                                                           \
+        const Params *p = parameters;                                                                                     \
+        return keep_call(slot, call, p, sizeof *p, p->list, (size_t)p->length * sizeof *p->list, offsetof(Params, list)); \
     }
     if (!strcmp(slot, "adamw")) {
         for (const XtAdamW *p = parameters; p; p = p->next) {
             XtAdamW alone = *p;
             alone.next = NULL;
-            XT_CHECK(
-                keep_call(call, &alone, sizeof alone, p->items, (size_t)p->count * sizeof *p->items, offsetof(XtAdamW, items)));
+            XT_CHECK(keep_call(slot, call, &alone, sizeof alone, p->items, (size_t)p->count * sizeof *p->items,
+                               offsetof(XtAdamW, items)));
         }
         return XT_OK;
     }
@@ -348,7 +381,7 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     LISTED(foreach_copy, XtCopies, items, count)
     LISTED(checksums, XtChecksums, items, count)
 #undef LISTED
-    return keep_call(call, parameters, nbytes, NULL, 0, 0);
+    return keep_call(slot, call, parameters, nbytes, NULL, 0, 0);
 }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------------------ */
@@ -500,7 +533,7 @@ static const XtDeviceTraits *traits(int index) {
 }
 static XtStatus info(int index, XtDeviceInfo *out) {
     const char *uuid = getenv("FAKE_DEVICE_UUID"), *name = getenv("FAKE_DEVICE_NAME");
-    *out = (XtDeviceInfo){.major = 9, .memory_total = (int64_t)1 << 40, .memory_free = (int64_t)1 << 40};
+    *out = (XtDeviceInfo){.major = 9, .runtime = 99000, .memory_total = (int64_t)1 << 40, .memory_free = (int64_t)1 << 40};
     snprintf(out->name, sizeof out->name, "%s", name ? name : "fake");
     snprintf(out->uuid, sizeof out->uuid, "%s-%d", uuid ? uuid : "GPU-fake", index);
     return XT_OK;

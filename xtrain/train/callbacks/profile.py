@@ -14,7 +14,7 @@ class ProfileWriter(Callback):
     """Skips `skip` steps, which warm up, records the next `steps`, and writes their trace to `path`: see xt.profile.
 
     Of a run with fewer steps the last are recorded; of several processes rank 0 alone records. A trace that cannot be
-    written is a warning. table: of the profile, once it is written.
+    written is a warning. table: of the profile and of what ran on the GPU, once it is written.
     """
 
     table: str | None = None
@@ -39,7 +39,7 @@ class ProfileWriter(Callback):
         if found is None:
             return
         found.stop()
-        self.table = found.table()
+        self.table = "\n\n".join(filter(None, (found.table(), found.kernel_table())))
         try:
             found.save(self._path)
         except OSError as error:
