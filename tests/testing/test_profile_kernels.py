@@ -339,6 +339,7 @@ def test_more_records_than_a_buffer_holds(tmp_path, fake: list[Path]) -> None:
 def test_a_gpu_that_is_not_in_use(tmp_path, fake: list[Path]) -> None:
     """Nothing is opened for a profile of the CPU, and one that begins too early says so."""
     program = """
+assert xt.cuda.is_available()
 with xt.profile() as found:
     xt.ones(3).exp()
 assert found.kernel_table() == "" and "cupti" not in open("/proc/self/maps").read()
