@@ -234,18 +234,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
         float sum[2] = {0, 0};
 #pragma unroll
         for (int i = 0; i < V; i++) take<T, N>(sum, dweight[i], dbias[i], piece(1, i), piece(0, i), w[i], centre, scale);
-        if (dx) {
-            sum_of_lanes<2>(sum, 32);
-            __syncwarp(); /* nothing is kept in registers: the row is read from shared memory again */
+        sum_of_lanes<2>(sum, 32);
+        __syncwarp(); /* nothing is kept in registers: the row is read from shared memory again */
 #pragma unroll
-            for (int i = 0; i < V; i++) {
-                const int col = (i * 32 + lane) * N;
-                if (col >= cols) continue;
-                const XtPiece<T, N> to = gradient_of_sums<T, N>(sum, inverse_cols, piece(1, i), piece(0, i), w[i], centre, scale);
-                xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
-            }
+        for (int i = 0; i < V; i++) {
+            const int col = (i * 32 + lane) * N;
+            if (col >= cols) continue;
+            const XtPiece<T, N> to = gradient_of_sums<T, N>(sum, inverse_cols, piece(1, i), piece(0, i), w[i], centre, scale);
+            xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
         }
-        __syncwarp(); /* every lane has read the stage */
+        __syncwarp(); /* every lane has read the stage: the stores of dx needed the values */
         fill(ring.stage, r + Ring::STAGES * step);
         ring.advance();
     }
@@ -369,11 +367,12 @@ static XtStatus bwd_narrow(const XtLayerNormBwd *p, XtScratch *scratch, int64_t 
     *count = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, XT_PLAN_MULTIPROCESSORS * BLOCKS_BWD<V>);
     XT_CHECK(allocate_shares(p, scratch, *count, share));
     if constexpr (sizeof(T) == 2 && N > 1 && V > 1) {
-        if (lanes == 32 && xt_has_ring()) {
-            constexpr int BYTES = XtRowRing < V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD < V >> ::BYTES;
+        typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
+        /* Without dx nothing would wait for the loads from a stage before it is filled again. */
+        if (lanes == 32 && p->dx && xt_has_ring()) {
             auto kernel = layer_norm_bwd_ring_kernel<T, V, ADD>;
-            XT_CHECK(xt_allow_shared("layer_norm_bwd", kernel, BYTES));
-            xt_launch_early(kernel, (unsigned)*count, THREADS, BYTES, (T *)p->dx, share[0], share[1], (const T *)p->dy,
+            XT_CHECK(xt_allow_shared("layer_norm_bwd", kernel, Ring::BYTES));
+            xt_launch_early(kernel, (unsigned)*count, THREADS, Ring::BYTES, (T *)p->dx, share[0], share[1], (const T *)p->dy,
                             (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd,
                             p->rows, (int)p->cols, A(1) / (A)p->cols);
             return XT_OK;

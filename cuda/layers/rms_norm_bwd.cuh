@@ -168,19 +168,17 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
         float sum[1] = {0};
 #pragma unroll
         for (int i = 0; i < V; i++) sum[0] += dot<T, N>(piece(1, i), piece(0, i), w[i], scale, dweight[i]);
-        if (dx) {
-            sum_of_lanes<1>(sum, 32);
-            const float shrink = scale * scale * (sum[0] * inverse_cols);
-            __syncwarp(); /* nothing is kept in registers: the row is read from shared memory again */
+        sum_of_lanes<1>(sum, 32);
+        const float shrink = scale * scale * (sum[0] * inverse_cols);
+        __syncwarp(); /* nothing is kept in registers: the row is read from shared memory again */
 #pragma unroll
-            for (int i = 0; i < V; i++) {
-                const int col = (i * 32 + lane) * N;
-                if (col >= cols) continue;
-                const XtPiece<T, N> to = input_gradient<T, N>(piece(1, i), piece(0, i), w[i], scale, shrink);
-                xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
-            }
+        for (int i = 0; i < V; i++) {
+            const int col = (i * 32 + lane) * N;
+            if (col >= cols) continue;
+            const XtPiece<T, N> to = input_gradient<T, N>(piece(1, i), piece(0, i), w[i], scale, shrink);
+            xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
         }
-        __syncwarp(); /* every lane has read the stage */
+        __syncwarp(); /* every lane has read the stage: the stores of dx needed the values */
         fill(ring.stage, r + Ring::STAGES * step);
         ring.advance();
     }
@@ -323,14 +321,15 @@ static void bwd_narrow(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *stat
     if (p->dweight) *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
     if constexpr (sizeof(T) == 2 && N > 1 && V > 1) {
-        if (lanes == 32 && xt_has_ring()) {
-            constexpr int BYTES = XtRowRing < V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD < V >> ::BYTES;
+        typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
+        /* Without dx nothing would wait for the loads from a stage before it is filled again. */
+        if (lanes == 32 && p->dx && xt_has_ring()) {
             auto kernel = rms_norm_bwd_ring_kernel<T, V, ADD>;
-            *status = xt_allow_shared("rms_norm_bwd", kernel, BYTES);
+            *status = xt_allow_shared("rms_norm_bwd", kernel, Ring::BYTES);
             if (*status != XT_OK) return;
-            return xt_launch_early(kernel, (unsigned)*shares, THREADS, BYTES, (T *)p->dx, (A *)scratch->data, (const T *)p->dy,
-                                   (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd, p->rows,
-                                   (int)p->cols, A(1) / (A)p->cols);
+            return xt_launch_early(kernel, (unsigned)*shares, THREADS, Ring::BYTES, (T *)p->dx, (A *)scratch->data,
+                                   (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd,
+                                   p->rows, (int)p->cols, A(1) / (A)p->cols);
         }
     }
     xt_launch(rms_norm_bwd_narrow_kernel<T, N, V, ADD>, (unsigned)*shares, THREADS, 0, (T *)p->dx, (A *)scratch->data,
