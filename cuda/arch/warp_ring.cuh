@@ -50,6 +50,12 @@ template <int V, int INPUTS, int WARPS, int BLOCKS> struct XtRowRing {
         for (int i = 0; i < INPUTS; i++)
             xt_bulk_load(xt_shared_address(room) + s * SLOT + i * PITCH, rows.of[i], bytes, full + 8 * s);
     }
+    /* The same for a panel of a tensor map, which fills a stage, from (column, row) on; what lies out of range arrives as zeros. */
+    __device__ inline void fill_panel(int s, const CUtensorMap *map, int column, int row) {
+        if (threadIdx.x % 32 != 0) return;
+        xt_barrier_expect(full + 8 * s, SLOT);
+        xt_panel_load(xt_shared_address(room) + s * SLOT, map, column, row, 0, 0, full + 8 * s);
+    }
     __device__ inline void wait() { xt_barrier_wait(full + 8 * stage, parity); }
     __device__ inline const char *data() const { return room + stage * SLOT; }
     __device__ inline void advance() {

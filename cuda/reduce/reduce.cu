@@ -20,13 +20,16 @@
  *   - columns:  reduced dims strided, kept dim dense. Neighbouring threads hold 16 bytes of columns each; the 32 (or 8) lanes of a
  *               column hold its rows. A group is XT_GROUP rows. There are registers for few warps only, so the next rows are loaded
  *               while the last ones are added. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
- *               one column at a time.
+ *               one column at a time. On Hopper, sums of columns of 16 bits in more than one segment come by the copy engine, so that
+ *               memory is busy while lanes meet.
  *
  * Rows that need more leave partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and ARGMAX
  * are one kernel: MIN reverses the order of the elements (-x, ~x), and the position costs little. Memory bandwidth limits all of
  * them, so the dtypes of a class (reduce.cuh) and the five reductions share kernels: few instantiations compile quickly.
  * Bytes moved: x once, out once. No atomics.
  */
+#include "arch/overlap.cuh"
+#include "arch/warp_ring.cuh"
 #include "contract/reduce.h"
 #include "reduce_job.cuh"
 
@@ -226,6 +229,75 @@ __global__ void __launch_bounds__(THREADS, COLUMN_BLOCKS<OP, LINE>) reduce_colum
         for (int64_t tile = blockIdx.x; tile < p.outer * p.tiles; tile += gridDim.x) reduce_tile<C, OP, LINE>(p, segment, tile);
 }
 
+/* ---- columns of 16 bits, on Hopper --------------------------------------------------------------------------------------------- */
+
+/* Sums, with the bits of the kernel above: a thread has the same 8 columns of the same rows. But 256 rows of 64 columns, a group of each
+ * lane, come to shared memory as eight panels of 32 rows, one for each warp's ring. Blocks stay, and a warp's next panels are on their way
+ * also while it ends a tile, so that memory is not idle then; they take no registers. */
+static constexpr int PANEL_ROWS = 32, PANEL_COLS = 64, TURN = 32 * 8; /* rows of a turn: all warps' panels */
+typedef XtRowRing<8, 1, WARPS, COLUMN_BLOCKS<SUM, true>> PanelRing;
+static constexpr int PANEL_CELLS = 32 * (PANEL_COLS + 1), PANEL_BYTES = PanelRing::BYTES + PANEL_CELLS * (int)sizeof(double);
+static_assert(PanelRing::SLOT == PANEL_ROWS * PANEL_COLS * 2 && TURN == WARPS * PANEL_ROWS, "a stage holds a panel");
+static_assert(PanelRing::STAGES * PanelRing::SLOT % 1024 == 0, "panels begin at multiples of 1024 bytes");
+static_assert(COLUMN_BLOCKS<SUM, true> * (PANEL_BYTES + 1024) <= 228 * 1024, "so many blocks fit");
+
+__global__ void __launch_bounds__(THREADS, COLUMN_BLOCKS<SUM, true>)
+    sum_panels_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ ReduceJob p) {
+#ifdef XT_SM90A
+    constexpr int GROUP = 8;
+    extern __shared__ __align__(1024) char panels[];
+    double *value = (double *)(panels + PanelRing::BYTES); /* [32][PANEL_COLS + 1] */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x / 8, here = threadIdx.x % 8;
+    const int tiles = (int)p.tiles, all = p.segments * tiles;
+    if (threadIdx.x == 0) xt_prefetch_map(&map);
+    PanelRing ring(panels);
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    /* This warp's panels of a tile: one in each turn that its rows reach. */
+    auto turns = [&](int tile) { return (segment_length(p, tile / tiles) - warp * PANEL_ROWS + TURN - 1) / TURN; };
+    int next = blockIdx.x - gridDim.x, next_turn = 0, next_turns = 0; /* the panel to bring next */
+    auto fill = [&](int stage) {
+        while (next_turn == next_turns) { /* the next tile with rows for this warp */
+            if (next >= all - (int)gridDim.x) return;
+            next += gridDim.x, next_turn = 0, next_turns = turns(next);
+        }
+        const int segment = next / tiles, column = next - segment * tiles;
+        ring.fill_panel(stage, &map, column * PANEL_COLS, segment * p.segment + next_turn * TURN + warp * PANEL_ROWS);
+        next_turn++;
+    };
+#pragma unroll 1
+    for (int s = 0; s < PanelRing::STAGES; s++) fill(s);
+    for (int tile = blockIdx.x; tile < all; tile += gridDim.x) {
+        ReduceLane<uint16_t> s[GROUP];
+#pragma unroll
+        for (int c = 0; c < GROUP; c++) lane_begin(&s[c], NONE);
+#pragma unroll 1
+        for (int turn = turns(tile); turn > 0; turn--) {
+            XtPiece<uint16_t, GROUP> raw[GROUP];
+            ring.wait();
+            const uint16_t *rows = (const uint16_t *)ring.data() + lane % 4 * GROUP * PANEL_COLS;
+#pragma unroll
+            for (int e = 0; e < GROUP; e++) raw[e] = xt_read<uint16_t, GROUP>(rows + e * PANEL_COLS + (here ^ e) * GROUP);
+            __syncwarp(); /* every lane has read */
+            fill(ring.stage);
+            ring.advance();
+#pragma unroll
+            for (int c = 0; c < GROUP; c++) { /* rows past the end are zeros */
+                float v[GROUP];
+                unpack_column<uint16_t>(v, raw, c, p.format);
+                lane_take<uint16_t, SUM>(&s[c], v, 0, GROUP, 1);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < GROUP; c++) value[lane * (PANEL_COLS + 1) + here * GROUP + c] = s[c].total;
+        const int segment = tile / tiles, kept = (tile - segment * tiles) * PANEL_COLS, left = (int)p.row - kept;
+        keep_tile<SUM>(p, value, (int *)NULL, 32, PANEL_COLS, left < PANEL_COLS ? left : PANEL_COLS, segment, kept);
+    }
+#else
+    XT_NO_SM90A();
+#endif
+}
+
 /* ---- partial results to results ---------------------------------------------------------------------------------------------- */
 
 /* Each of p.kept.numel results has `items` partial results in `from`. `lanes` threads join `each` of them to one of `parts` in
@@ -236,6 +308,8 @@ __global__ void __launch_bounds__(1024) reduce_join_kernel(const __grid_constant
     __shared__ H value[32];
     __shared__ int64_t index[32];
     typedef ReducePartial<H> Partial;
+    xt_wait_for_previous();
+    xt_let_next_begin();
     const bool block = lanes > 32;
     const int in_warp = threadIdx.x % 32, warp = threadIdx.x / 32, lane = (int)threadIdx.x % lanes;
     const int64_t tasks = p.kept.numel * parts;
@@ -284,8 +358,25 @@ template <int OP, typename H>
 static void launch_join(const ReduceJob *p, void *to, const void *from, int64_t items, int64_t each, int lanes) {
     const int64_t parts = xt_divide_up(items, each);
     const int threads = lanes > 32 ? lanes : THREADS;
-    xt_launch(reduce_join_kernel<OP, H>, xt_blocks(p->kept.numel * parts, threads / lanes), threads, 0, *p, to, from, items, parts,
-              each, lanes);
+    xt_launch_early(reduce_join_kernel<OP, H>, xt_blocks(p->kept.numel * parts, threads / lanes), threads, 0, *p, to, from, items,
+                    parts, each, lanes);
+}
+
+/* Whether panels of a job of `columns`, 16 bits wide and evenly spaced rows, can be brought by the copy engine; its numbers are of 32 bits.
+ * Of one segment there is too little to bring. */
+static bool has_panels(const ReduceJob *p) {
+    return xt_has_ring() && p->segments > 1 && p->kept.ndim == 1 && p->stride >= p->row && p->stride < (int64_t)1 << 38 &&
+           p->row <= INT32_MAX && p->reduced.numel <= INT32_MAX - TURN && p->segments * p->tiles <= INT32_MAX / 2;
+}
+static XtStatus launch_panels(const ReduceJob *p) {
+    CUtensorMap map;
+    const int64_t stride[3] = {0, 0, p->stride};
+    const cudaError_t error = xt_tensor_map(&map, p->format == 0, p->x, 1, 1, p->reduced.numel, p->row, stride, PANEL_ROWS);
+    if (error) return xt_cuda_error("reduce", error);
+    XT_CHECK(xt_allow_shared("reduce", sum_panels_kernel, PANEL_BYTES));
+    const int64_t tiles = p->segments * p->tiles, places = COLUMN_BLOCKS<SUM, true> * xt_multiprocessors();
+    xt_launch_early(sum_panels_kernel, (unsigned)(tiles < places ? tiles : places), THREADS, PANEL_BYTES, map, *p);
+    return XT_OK;
 }
 
 template <typename C, int OP> static XtStatus run(ReduceJob *p) {
@@ -309,7 +400,10 @@ template <typename C, int OP> static XtStatus run(ReduceJob *p) {
         p->vector = columns_aligned<C>(p);
         p->tiles = xt_divide_up(p->row, p->vector ? THREADS / p->lanes * XT_GROUP<C> : 32);
         const dim3 blocks(xt_blocks(p->outer * p->tiles, 1), p->segments < 65535 ? p->segments : 65535);
-        if (p->vector && line && !XT_IS_INTEGER<C>)
+        bool panels = false;
+        if constexpr (OP == SUM && std::is_same_v<C, uint16_t>) panels = p->vector && line && has_panels(p);
+        if (panels) XT_CHECK(launch_panels(p));
+        else if (p->vector && line && !XT_IS_INTEGER<C>)
             xt_launch(reduce_columns_kernel<C, OP, !XT_IS_INTEGER<C>>, blocks, THREADS, 0, *p);
         else xt_launch(reduce_columns_kernel<C, OP, false>, blocks, THREADS, 0, *p);
     } else {

@@ -174,6 +174,21 @@ def test_long_sums_do_not_depend_on_the_layout() -> None:
     assert np.array_equal(array(exact.sum(0)), array(exact.transpose(0, 1).contiguous().sum(1)))
 
 
+# On Hopper they come in panels of 32 rows by 64 columns, a ring of three for each warp: rows that end within a group, within the panel
+# of the first warp and of the last, and in whole segments; columns that end within a panel; more tiles than blocks at once.
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows, cols", [(1025, 8), (1293, 72), (2048, 64), (3064, 200), (9000, 2312), (70001, 136)])
+def test_sums_of_columns_of_16_bits_are_those_of_rows(rows: int, cols: int, dtype: str) -> None:
+    """The same bits for columns, for columns of a wider matrix, and for rows; each within a rounding of the sum in float64."""
+    x = xt.tensor(rng.standard_normal((rows, cols), dtype=np.float32) + 0.25, device="cuda").to(getattr(xt, dtype))
+    wide = xt.cat([x[:, :8] * float("nan"), x, x[:, :8] * float("nan")], 1)[:, 8 : cols + 8]
+    for op in ("sum", "mean"):
+        want = array(getattr(x.transpose(0, 1).contiguous(), op)(1))
+        assert np.array_equal(array(getattr(x, op)(0)), want) and np.array_equal(array(getattr(wide, op)(0)), want)
+        exact = getattr(array(x.float()).astype(np.float64), op)(0)
+        assert np.abs(want - exact).max() <= np.abs(exact).max() * (2.0**-8 if dtype == "bfloat16" else 2.0**-10)
+
+
 def test_offsets_beyond_2_gib() -> None:
     """Of the second half of a loop that is cut in two, and of the last pieces of a copy."""
     x = xt.full((2**30 + 64,), 3.0, device="cuda")
