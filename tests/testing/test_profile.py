@@ -165,9 +165,9 @@ def test_the_trace_of_a_run(tmp_path) -> None:
     for row in rows:
         row["begin"], row["end"] = round(row["ts"] * 1000), round((row["ts"] + row["dur"]) * 1000)
         assert row["begin"] >= 0 and row["end"] >= row["begin"]
-    for thread in {row["tid"] for row in rows}:
+    for thread in {(row["pid"], row["tid"]) for row in rows}:
         above: list[dict] = []
-        for row in (row for row in rows if row["tid"] == thread):  # each before what is inside it
+        for row in (row for row in rows if (row["pid"], row["tid"]) == thread):  # each before what is inside it
             while above and above[-1]["end"] <= row["begin"] and above[-1]["end"] < row["end"]:
                 above.pop()
             assert not above or above[-1]["begin"] <= row["begin"] <= row["end"] <= above[-1]["end"]
