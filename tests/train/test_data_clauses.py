@@ -284,7 +284,8 @@ def test_bytes_per_token_count_text_only(tmp_path) -> None:
     """Of a tokenizer: bytes of the texts by tokens, its end-of-document tokens among them."""
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"0123456789" * 2)
-    opened = data.open_data(tmp_path, Letters())
+    with pytest.warns(UserWarning, match="^data: the tokenizer has no end of a document"):
+        opened = data.open_data(tmp_path, Letters())
     assert opened.bytes_per_token == 2.0 and opened.train_tokens == opened.val_tokens == 10
 
     class WithEnd(Letters):

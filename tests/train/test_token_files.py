@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import options
 
 from xtrain import data
 from xtrain.cli import main
@@ -107,11 +108,23 @@ def test_documents_without_an_end_are_told(tmp_path, capsys, end: str | None) ->
         assert main(["prepare", str(tmp_path / "in"), str(tmp_path / "y"), "--tokenizer", str(tokenizer)]) == 0
         out, err = capsys.readouterr()
         assert out.endswith(" tokens\n") and err.count("xtrain: warning: data: the tokenizer has no end") == told
-    (tmp_path / "nothing").mkdir()
-    assert main(["prepare", str(tmp_path / "nothing"), str(tmp_path / "z"), "--tokenizer", str(folder)]) != 0
-    assert (
-        "xtrain: warning: data: the tokenizer has no end" in capsys.readouterr().err
-    )  # before the work, not behind it
+
+
+def test_a_run_on_documents_without_an_end_tells_so(tmp_path, capsys) -> None:
+    """Where it joins texts of a folder itself; one text needs no end."""
+    without, several, one = (
+        tokenizer_directory(tmp_path / "t", end=None),
+        texts(tmp_path / "in"),
+        texts(tmp_path / "one", 1),
+    )
+    cases = ((several, without, 1), (one, without, 0), (several, tokenizer_directory(tmp_path / "ends"), 0))
+    for i, (source, tokenizer, told) in enumerate(cases):
+        Trainer(options(source, tmp_path / f"run{i}", tokenizer=str(tokenizer), seq_len=8, eval_tokens=8))
+        out, err = capsys.readouterr()
+        assert (out + err).count("warning: data: the tokenizer has no end of a document") == told, (source, out, err)
+        values = ["train", "--dry-run", f"--data={source}", f"--out={tmp_path / 'dry'}", f"--tokenizer={tokenizer}"]
+        assert main([*values, "--seq-len=8", "--eval-tokens=8"]) == 0
+        assert capsys.readouterr().out.count("warning: data: the tokenizer has no end of a document") == told
 
 
 def run(tmp_path: Path, **options) -> Trainer:

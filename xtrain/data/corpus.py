@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from .identity import identity, same_data
 from .loader import IGNORED, Loader, Windows
 from .packing import Documents, PackedLoader
 from .readers import is_packed
-from .text import bytes_of, is_text, read_error, text_files
+from .text import NO_END, bytes_of, is_text, read_error, text_files
 from .token_files import TokenFile, open_token_file, starts_with_magic
 
 MAX_FOLDER_BYTES = 2 << 30  # of text that is read into memory; more wants `prepare`
@@ -237,6 +238,8 @@ def _from_folder(name: str, root: str, files: list[str], tokenizer: Tokenizer, f
     if not held_out or len(held_out) == len(documents):  # few files: the smallest one, so that both sides have some
         held_out = [min(documents, key=lambda file: (len(documents[file]), file))]
     kept = set(held_out)
+    if tokenizer.eos is None and not isinstance(tokenizer, ByteTokenizer):
+        warnings.warn(NO_END, UserWarning, stacklevel=4)  # at the call of open_data
     train, train_bytes, starts = _join([data for file, data in documents.items() if file not in kept], tokenizer)
     val, val_bytes, val_starts = _join([documents[file] for file in held_out], tokenizer)
     return Corpus(

@@ -18,7 +18,7 @@ from ..files import path_text, reason, write_file
 from ..tokenizers import ByteTokenizer, Tokenizer
 from .encoding import MOST, Kept, encode
 from .readers import is_packed, open_raw_tokens, read_documents
-from .text import holds_text, text_files
+from .text import NO_END, holds_text, text_files
 from .token_files import HEADER, HEADER_BYTES, MAGIC, write_index
 
 _SHOWN = 1000  # documents between two calls of `progress`
@@ -73,9 +73,7 @@ def prepare(
         return _prepare_raw(source, out, tokenizer, token_bytes)
     tokenizer = tokenizer or ByteTokenizer()
     if tokenizer.eos is None:
-        place = "name a token of its tokenizer.json as eos_token in tokenizer_config.json"
-        text = f"data: the tokenizer has no end of a document, so nothing is put between documents: {place}"
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warnings.warn(NO_END, UserWarning, stacklevel=2)
     vocab = max(tokenizer.vocab_size, 1 + (tokenizer.eos or 0))
     width = 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 16 else 4
     files = source_files(source)

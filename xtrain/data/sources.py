@@ -28,7 +28,8 @@ def open_data(
 
     tokenizer: of text; None takes that of a token file, and bytes for text. DataError when a source is missing,
     unreadable, empty or has nothing to split, and when a token file was made by another tokenizer. TypeError for a
-    source that is no path, text or mapping.
+    source that is no path, text or mapping. A UserWarning tells of a tokenizer without an end-of-document token, where
+    a folder has several texts.
     """
     if not isinstance(source, (str, os.PathLike, Mapping)):
         raise TypeError(

@@ -10,6 +10,10 @@ from ..errors import DataError
 from ..saving.places import LOCK, WRITTEN
 from .file_array import DataFile, FileArray
 
+NO_END = (  # of a UserWarning
+    "data: the tokenizer has no end of a document, so nothing is put between documents: "
+    "name a token of its tokenizer.json as eos_token in tokenizer_config.json"
+)
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", ".git", "node_modules", ".venv"}
 
 

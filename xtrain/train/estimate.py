@@ -218,7 +218,7 @@ def dry_run(values: Mapping[str, Any]) -> str:
     warnings: list[str] = []
     config, checkpoint, _ = rundir.plan(values, warnings.append)
     device = rundir.resolve_device(config.device)
-    corpus = open_corpus(config, checkpoint)
+    corpus = open_corpus(config, checkpoint, warnings.append)
     planned = None if checkpoint else resolve_model(config, corpus.vocab_size)
     if checkpoint or (planned is None and saving.has_weights(config.model.preset)):
         reader = DirectoryReader(checkpoint or config.model.preset)

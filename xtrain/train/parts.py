@@ -7,7 +7,8 @@ import hashlib
 import inspect
 import math
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,11 @@ def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[st
     return {"precision": "float32", **precision, **values, "model.preset": type(model).__name__.lower()}
 
 
-def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False) -> Corpus:
+def open_corpus(config: TrainConfig, checkpoint: Path | None, warn: Callable[[str], None], own: bool = False) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
     option `tokenizer`, else that of the data, else bytes. A directory with weights and no tokenizer knows bytes. Of
     data, option and model the first that has a chat template lends it to the corpus, so that a model with one keeps it.
-    own: the model is given as an object, and the option `model` names no directory.
+    warn: takes each warning. own: the model is given as an object, and the option `model` names no directory.
     """
     source = checkpoint
     if source is None and not own and config.model.preset not in PRESETS:
@@ -65,7 +66,12 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False)
         if tokenizer is not None and not same_tokenizer(given, tokenizer):
             raise ConfigError(f"tokenizer must be that of the model {source}, got {config.tokenizer}")
         tokenizer = given if tokenizer is None else with_template(given, tokenizer)
-    return open_data(config.data, tokenizer, config.val_fraction)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        corpus = open_data(config.data, tokenizer, config.val_fraction)
+    for warning in told:
+        warn(str(warning.message))
+    return corpus
 
 
 def _has_tokenizer(directory: str | os.PathLike[str]) -> bool:

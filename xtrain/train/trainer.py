@@ -190,7 +190,8 @@ class Trainer(State):
         """Make what a rank makes without the others. model: the user's own."""
         config = self.config
         self.callbacks = CallbackList(callbacks, make_writers(config.writers if self.team.first else ""))
-        self.corpus = open_corpus(config, self._checkpoint, own=model is not None)
+        warn = self.report.warn if self.team.first else lambda text: None
+        self.corpus = open_corpus(config, self._checkpoint, warn, own=model is not None)
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
         self.model = make_model(config, self._checkpoint, self.corpus, self.device, model)
