@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -360,6 +361,34 @@ def test_parameters_that_are_no_list(call) -> None:
     for bad, got in ((3, "int"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"parameters must be a Tensor or an iterable of Tensors, got {got}$"):
             call(bad)
+
+
+def test_clipping_calls_no_python_function_for_each_parameter() -> None:
+    """An eager step waits for the host, and a model has hundreds of parameters."""
+
+    def calls(count: int) -> int:
+        params, found = [param(1.0) for _ in range(count)], 0
+        for p in params:
+            p.grad = xt.ones(1)
+
+        def see(frame, event: str, arg) -> None:
+            nonlocal found
+            found += event == "call"
+
+        sys.setprofile(see)
+        try:
+            U.clip_grad_norm_(params, 1.0)
+        finally:
+            sys.setprofile(None)
+        return found
+
+    assert calls(2) == calls(200)
+
+
+def test_one_bad_parameter_among_many_is_named() -> None:
+    for bad in (3, None, np.ones(1)):
+        with pytest.raises(TypeError, match=f"every parameter must be a Tensor, got {type(bad).__name__}$"):
+            U.clip_grad_norm_([param(1.0), xt.ones(1), bad, param(2.0)], 1.0)
 
 
 def stepped() -> optim.LRScheduler:

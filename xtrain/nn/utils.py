@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 
 from .. import _C
 from .._C import Tensor
 from .._types import is_real, need_tensors, parameters_of
 from ..autograd import no_grad
+
+_GRAD = operator.attrgetter("grad")
 
 
 @no_grad()
@@ -24,7 +27,7 @@ def clip_grad_norm_(
     if norm_type != 2.0:
         raise NotImplementedError(f"clip_grad_norm_: norm_type must be 2.0, got {norm_type}")
     owners = parameters_of("clip_grad_norm_", parameters)
-    grads = [grad for grad in (parameter.grad for parameter in owners) if grad is not None]
+    grads = [grad for grad in map(_GRAD, owners) if grad is not None]
     if not grads:
         return _C.full((), 0, _C.float32)
     if not error_if_nonfinite:
