@@ -9,7 +9,8 @@
  * Plan: a group of lanes has R neighbouring heads of one row. A lane has the same 16 bytes of both halves of each: the pairs that a
  * rotation joins lie in one lane, and so do the elements whose squares rms_norm's plans add first. The group loads the cosines and
  * sines of the row once for its R heads, from a table [places, 2, half] that a small launch makes in scratch memory first; it stays
- * in the cache. Moved: every element once in and once out, backward two in and one out; dn and n never leave the registers.
+ * in the cache. All launches begin early (overlap.cuh): rows are loaded while the table is made. Moved: every element once in and once
+ * out, backward two in and one out; dn and n never leave the registers.
  *
  * dw: as in rms_norm. Block b of P_i has the items b, b + P_i, ... of its part, keeps its share of dw in registers and writes it to
  * scratch memory; another launch adds the shares. P_0 and P_1 divide two blocks for each of XT_PLAN_MULTIPROCESSORS in proportion to
@@ -59,6 +60,8 @@ __global__ void __launch_bounds__(THREADS)
     qk_table_kernel(T *table, const int64_t *positions, int64_t places, int half, int first, int count, bool inverse,
                     const __grid_constant__ RopeFrequencies<XtAcc<T>> frequency) {
     using A = XtAcc<T>;
+    xt_wait_for_previous(); /* its successor reads rows before it waits: they are complete from here on */
+    xt_let_next_begin();
     for (int64_t e = blockIdx.x * (int64_t)THREADS + threadIdx.x; e < places * count; e += (int64_t)gridDim.x * THREADS) {
         const int64_t place = quotient(e, count);
         const int i = (int)(e - place * count);
@@ -120,6 +123,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD)
         v[k][1] = line ? xt_read<T, N>(x + k * p.x_head + half) : all<T, N>(0);
     }
     if constexpr (BY_BLOCK) __syncthreads();
+    else {
+        xt_wait_for_previous(); /* the table is complete */
+        xt_let_next_begin();
+    }
     if (here) {
         const T *angles = made;
         if constexpr (!BY_BLOCK) angles = from.at + place_of(from.places, row) * 2 * half;
@@ -178,6 +185,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD)
             v[k][0] = line ? xt_read<T, N>(x + k * p.x_head) : all<T, N>(0);
             v[k][1] = line ? xt_read<T, N>(x + k * p.x_head + half) : all<T, N>(0);
             scale[k] = line ? p.rstd[row * p.heads + head + k] : A(0);
+        }
+        if (first == block * groups) { /* the table is complete */
+            xt_wait_for_previous();
+            xt_let_next_begin();
         }
         if (here) {
             const T *angles = table + place_of(places, row) * 2 * half + col;
@@ -308,8 +319,8 @@ static void make_table(T *table, const int64_t *positions, int64_t places, int64
     const int64_t half = dim / 2;
     for (int64_t first = 0; first < half; first += PAIRS) {
         const int count = (int)(half - first < PAIRS ? half - first : PAIRS);
-        xt_launch(qk_table_kernel<T>, xt_blocks(places * count, THREADS), THREADS, 0, table, positions, places, half, first, count,
-                  inverse, rope_frequencies<A>(base, dim, first, count));
+        xt_launch_early(qk_table_kernel<T>, xt_blocks(places * count, THREADS), THREADS, 0, table, positions, places, half, first,
+                        count, inverse, rope_frequencies<A>(base, dim, first, count));
     }
 }
 
@@ -354,8 +365,8 @@ template <typename T> static XtStatus forward(const XtQkNormRopeFwd *p) {
         for (int i = 0; i < 2; i++) part[i].blocks = xt_divide_up(p->rows * xt_divide_up(p->heads[i], HEADS_FWD), THREADS / lanes);
         const int64_t blocks = part[0].blocks + part[1].blocks;
         if (blocks > 0)
-            xt_launch(qk_fwd_kernel<T, N, QkTable<T>>, (unsigned)blocks, THREADS, 0, QkParts<T>{part[0], part[1]},
-                      QkTable<T>{table, where}, p->rows, half, lanes, inverse_dim, eps);
+            xt_launch_early(qk_fwd_kernel<T, N, QkTable<T>>, (unsigned)blocks, THREADS, 0, QkParts<T>{part[0], part[1]},
+                            QkTable<T>{table, where}, p->rows, half, lanes, inverse_dim, eps);
     } else {
         for (int i = 0; i < 2; i++)
             xt_launch(qk_plain_kernel<T, false>, xt_blocks(p->rows * p->heads[i], THREADS / 32), THREADS, 0, part[i], table, where,
@@ -405,8 +416,8 @@ template <typename T> static XtStatus backward(const XtQkNormRopeBwd *p) {
         const QkParts<T> parts = {part[0], part[1]};
         const int64_t blocks = part[0].blocks + part[1].blocks;
         if (blocks > 0)
-            xt_launch(qk_bwd_kernel<T, N>, (unsigned)blocks, THREADS, 0, parts, table, where, p->rows, half, lanes,
-                      A(1) / (A)p->dim);
+            xt_launch_early(qk_bwd_kernel<T, N>, (unsigned)blocks, THREADS, 0, parts, table, where, p->rows, half, lanes,
+                            A(1) / (A)p->dim);
     } else {
         for (int i = 0; i < 2; i++) {
             if (part[i].blocks == 0) continue;

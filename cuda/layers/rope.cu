@@ -8,10 +8,11 @@
  * thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines. It loads them all while the block
  * computes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than resident blocks,
  * so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines).
- * Moved: every element once in and once out; one launch, no scratch memory, no table in global memory.
+ * Moved: every element once in and once out; one launch, no scratch memory, no table in global memory. It begins early (overlap.cuh).
  *
  * Frequencies: rope.cuh.
  */
+#include "arch/overlap.cuh"
 #include "common/divide.cuh"
 #include "common/rope.cuh"
 #include "contract/layers.h"
@@ -30,6 +31,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
                 int64_t x_head, int64_t period, bool inverse, const __grid_constant__ RopeFrequencies<XtAcc<T>> frequency) {
     using A = XtAcc<T>;
     extern __shared__ uint4 table[];
+    xt_wait_for_previous();
+    xt_let_next_begin();
     const int heads = (int)by_heads.divisor, count = (int)by_count.divisor;
     T *cosines = (T *)table, *sines = cosines + table_rows * count;
     const int down = blockDim.y, piece = threadIdx.x * N; /* pairs [piece, piece + N) of count */
@@ -101,10 +104,11 @@ template <typename T, int N> static void launch(const XtRope *p, int64_t head, i
         const int64_t tile = ITEMS * down, most = lines < tile ? lines : tile;
         /* A tile may begin in the middle of a row. At most `most` rows, so 32 bytes for each piece of the tile. */
         const int64_t table_rows = tile % heads == 0 ? tile / heads : (most + heads - 2) / heads + 1;
-        xt_launch(rope_kernel<T, N>, xt_blocks(lines, tile), dim3(across, down), (size_t)(2 * table_rows * count) * sizeof(T),
-                  (T *)p->out + head * p->out_stride[1], (const T *)p->x + head * p->x_stride[1], p->positions, lines,
-                  xt_divider((uint32_t)heads), half, first, xt_divider((uint32_t)count), table_rows, down / heads, down % heads,
-                  p->out_stride[0], p->out_stride[1], p->x_stride[0], p->x_stride[1], p->period, p->inverse, frequency);
+        xt_launch_early(rope_kernel<T, N>, xt_blocks(lines, tile), dim3(across, down), (size_t)(2 * table_rows * count) * sizeof(T),
+                        (T *)p->out + head * p->out_stride[1], (const T *)p->x + head * p->x_stride[1], p->positions, lines,
+                        xt_divider((uint32_t)heads), half, first, xt_divider((uint32_t)count), table_rows, down / heads,
+                        down % heads, p->out_stride[0], p->out_stride[1], p->x_stride[0], p->x_stride[1], p->period, p->inverse,
+                        frequency);
     }
 }
 
