@@ -18,9 +18,10 @@
 #include "contract/layers.h"
 
 static constexpr int THREADS = 256;
-static constexpr int ITEMS = 4;                /* lines of a thread in flight together */
-static constexpr int BLOCKS = 4;               /* that fit in a multiprocessor by their registers */
-static constexpr int64_t MOST_HEADS = 1 << 30; /* of one launch */
+static constexpr int ITEMS = 4;                  /* lines of a thread in flight together */
+static constexpr int BLOCKS = 4;                 /* that fit in a multiprocessor by their registers */
+static constexpr int HEADS = 4, BLOCKS_ROWS = 3; /* of the rows plan: heads of a thread, blocks that fit by their registers */
+static constexpr int64_t MOST_HEADS = 1 << 30;   /* of one launch */
 
 /* out, x [rows, heads, D], lines = rows heads; pairs [first, first + count) of D/2 = half, blockDim.x N = count. The next line of a
  * thread is blockDim.y = step_rows heads + step_heads further. table [2, table_rows, count]: cosines, sines. */
@@ -112,6 +113,94 @@ template <typename T, int N> static void launch(const XtRope *p, int64_t head, i
     }
 }
 
+/* Rows plan, for 16-bit types: a thread has HEADS heads of one row, 2^log_across threads a line. S threads of a warp have the same piece of the
+ * same row; each makes N / S of its angles and gets the others by shuffles. No barrier, no shared memory. Same bits. */
+template <typename T, int N, int S>
+__global__ void __launch_bounds__(THREADS, BLOCKS_ROWS)
+    rope_rows_kernel(T *out, const T *x, const int64_t *positions, uint32_t items, XtDivider by_chunks, int half, int log_across,
+                     int64_t out_row, int64_t out_head, int64_t x_row, int64_t x_head, uint32_t period, bool inverse,
+                     const __grid_constant__ RopeFrequencies<XtAcc<T>> frequency) {
+    using A = XtAcc<T>;
+    constexpr int MINE = N / S;
+    const uint32_t thread = blockIdx.x * THREADS + threadIdx.x, item = thread >> log_across;
+    const bool here = item < items;
+    const int piece = (int)(thread & ((1u << log_across) - 1)) * N, member = (int)(item % S);
+    const uint32_t row = here ? xt_quotient(item, by_chunks) : 0, chunk = item - row * by_chunks.divisor;
+    const int64_t head = here ? (int64_t)chunk * HEADS : 0;
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    XtPiece<T, N> v[HEADS][2];
+    const T *from = x + row * x_row + head * x_head + piece;
+    if (here) {
+#pragma unroll
+        for (int k = 0; k < HEADS; k++) {
+            v[k][0] = xt_read<T, N>(from + k * x_head);
+            v[k][1] = xt_read<T, N>(from + k * x_head + half);
+        }
+    }
+    const A place = (A)(positions ? positions[row] : (int64_t)(row % period));
+    XtVector<A, MINE> cosines, sines;
+    const int mine = piece + member * MINE;
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        sine_cosine(angle_of(place, frequency.at[mine + i]), &sines.at[i], &cosines.at[i]);
+        if (inverse) sines.at[i] = -sines.at[i];
+    }
+    XtPiece<T, N> c, s;
+    const int first = (int)threadIdx.x % 32 - (member << log_across);
+    if constexpr (S == 1) c = xt_store<T>(cosines), s = xt_store<T>(sines);
+    else if constexpr (MINE > 1) {
+        const XtPiece<T, MINE> own_c = xt_store<T>(cosines), own_s = xt_store<T>(sines);
+#pragma unroll
+        for (int m = 0; m < S; m++) {
+#pragma unroll
+            for (int w = 0; w < MINE / 2; w++) {
+                c.word[m * (MINE / 2) + w] = __shfl_sync(0xffffffffu, own_c.word[w], first + (m << log_across));
+                s.word[m * (MINE / 2) + w] = __shfl_sync(0xffffffffu, own_s.word[w], first + (m << log_across));
+            }
+        }
+    } else {
+        XtVector<A, 2> both = {cosines.at[0], sines.at[0]};
+        const XtPiece<T, 2> own = xt_store<T>(both);
+#pragma unroll
+        for (int m = 0; m < S; m += 2) {
+            const uint32_t even = __shfl_sync(0xffffffffu, own.word[0], first + (m << log_across));
+            const uint32_t odd = __shfl_sync(0xffffffffu, own.word[0], first + ((m + 1) << log_across));
+            c.word[m / 2] = __byte_perm(even, odd, 0x5410);
+            s.word[m / 2] = __byte_perm(even, odd, 0x7632);
+        }
+    }
+    if (!here) return;
+    T *to = out + row * out_row + head * out_head + piece;
+#pragma unroll
+    for (int k = 0; k < HEADS; k++) {
+        turn<T, N>(v[k], c, s);
+        xt_write(to + k * out_head, v[k][0]);
+        xt_write(to + k * out_head + half, v[k][1]);
+    }
+}
+
+/* False: the shape or its strides need the other plan. */
+template <typename T, int N> static bool launch_rows(const XtRope *p) {
+    const int64_t half = p->dim / 2, across = half / N, chunks = p->heads / HEADS, items = p->rows * chunks;
+    if (p->heads % HEADS || across > 32 || (across & (across - 1)) || items * across >= (int64_t)1 << 31) return false;
+    if (p->period >= (int64_t)1 << 31) return false;
+    int log_across = 0, share = 1;
+    while (1 << log_across < across) log_across++;
+    while (share < N && 2 * share * across <= 32 && chunks % (2 * share) == 0) share *= 2;
+    const RopeFrequencies<XtAcc<T>> frequency = rope_frequencies<XtAcc<T>>(p->base, p->dim, 0, (int)half);
+    const auto go = [&](auto kernel) {
+        xt_launch_early(kernel, xt_blocks(items * across, THREADS), THREADS, 0, (T *)p->out, (const T *)p->x, p->positions, items,
+                        xt_divider((uint32_t)chunks), half, log_across, p->out_stride[0], p->out_stride[1], p->x_stride[0],
+                        p->x_stride[1], p->period, p->inverse, frequency);
+    };
+    if (share == 1) go(rope_rows_kernel<T, N, 1>);
+    else if (share == 2) go(rope_rows_kernel<T, N, 2>);
+    else if (share == 4) go(rope_rows_kernel<T, N, 4>);
+    else go(rope_rows_kernel<T, N, 8>);
+    return true;
+}
+
 XtStatus xt_cuda_rope(const XtRope *p) {
     if (p->rows == 0 || p->heads == 0 || p->dim == 0) return XT_OK;
     return xt_by_float(p->dtype, [&](auto zero) {
@@ -120,6 +209,9 @@ XtStatus xt_cuda_rope(const XtRope *p) {
         int64_t half = p->dim / 2;
         bool aligned = xt_aligned<T>(half, p->x_stride[0], p->x, p->out) && xt_aligned<T>(p->x_stride[1], p->out_stride[0]) &&
                        p->out_stride[1] % N == 0;
+        if constexpr (sizeof(T) == 2) {
+            if (aligned && launch_rows<T, N>(p)) return xt_launched("rope", p->rows, p->heads, p->dim);
+        }
         for (int64_t head = 0; head < p->heads; head += MOST_HEADS) {
             int64_t heads = p->heads - head < MOST_HEADS ? p->heads - head : MOST_HEADS;
             if (aligned) launch<T, N>(p, head, heads);
