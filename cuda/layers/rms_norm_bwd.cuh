@@ -149,17 +149,22 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
         for (int e = 0; e < N; e++) dweight[i][e] = 0;
     }
     Ring ring(room);
-    auto fill = [&](int stage, int64_t r) {
-        if (r < rows) ring.fill(stage, {x + r * cols, dy + r * cols, dtotal + r * cols}, cols * (int)sizeof(T));
-    };
-    const int64_t first = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS;
+    const int64_t first = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS, stride = step * cols;
+    int left = first < rows ? (int)((rows - 1 - first) / step) + 1 : 0; /* rows of this warp */
+    int64_t offset = first * cols;                                      /* of the row in x, dy, dtotal and dx */
+    auto fill = [&](int stage, int64_t from) { ring.fill(stage, {x + from, dy + from, dtotal + from}, cols * (int)sizeof(T)); };
 #pragma unroll 1
-    for (int s = 0; s < Ring::STAGES; s++) fill(s, first + s * step);
-    float next_scale = first < rows ? rstd[first] : 0;
-    for (int64_t r = first; r < rows; r += step) {
-        const float scale = next_scale;
-        if (r + step < rows) next_scale = rstd[r + step];
+    for (int s = 0; s < Ring::STAGES && s < left; s++) fill(s, offset + s * stride);
+    /* Lane l has the rstd of the l-th of the next 32 rows: one load for 32 rows, long before the first of them. A load for each row would
+     * make every row wait for memory that the ring keeps busy. */
+    const float *numbers = rstd + first + lane * step;
+    float held = lane < left ? *numbers : 0.0f;
+    numbers += 32 * step;
+    float next_held = lane + 32 < left ? *numbers : 0.0f;
+    int at = 0;
+    for (; left > 0; left--, offset += stride) {
         ring.wait();
+        const float scale = __shfl_sync(0xffffffffu, held, at);
         const T *row = (const T *)ring.data(); /* [inputs][PITCH] */
         auto piece = [&](int input, int i) {
             const int col = (i * 32 + lane) * N;
@@ -176,11 +181,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
             const int col = (i * 32 + lane) * N;
             if (col >= cols) continue;
             const XtPiece<T, N> to = input_gradient<T, N>(piece(1, i), piece(0, i), w[i], scale, shrink);
-            xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
+            xt_write(dx + offset + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
         }
         __syncwarp(); /* every lane has read the stage: the stores of dx needed the values */
-        fill(ring.stage, r + Ring::STAGES * step);
+        if (left > Ring::STAGES) fill(ring.stage, offset + Ring::STAGES * stride);
         ring.advance();
+        if (++at == 32) {
+            at = 0, held = next_held, numbers += 32 * step;
+            next_held = lane + 32 + 1 < left ? *numbers : 0.0f; /* `left` still counts this row */
+        }
     }
     if (share) join_warps(share + (int64_t)blockIdx.x * cols, (float *)room, dweight, cols);
 #else

@@ -123,6 +123,31 @@ def test_the_gradient_of_a_row_does_not_depend_on_other_rows(cols: int, dtype: s
         assert np.abs(got - np.sum(of_parts, 0)).max() <= 0.04 * np.abs(of_parts).max()
 
 
+# 70,787 rows are more than 32 for each warp of an H200: those that a ring has loaded numbers for at its start, and others.
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_a_row_that_comes_again_has_the_same_gradient(op: str) -> None:
+    """Its bits do not depend on where among many rows it is."""
+    count, times, cols, random = 997, 71, 520, np.random.default_rng(0)
+    scale = random.uniform(0.5, 2, (count, 1)).astype(np.float32)
+    x, dy = (
+        xt.tensor(random.standard_normal((count, cols), dtype=np.float32) * scale + scale).to(xt.bfloat16)
+        for _ in range(2)
+    )
+    weights = [
+        xt.tensor(random.standard_normal(cols, dtype=np.float32)).to(xt.bfloat16)
+        for _ in range(1 + (op == "layer_norm"))
+    ]
+
+    def gradient(again: int) -> np.ndarray:
+        here = xt.cat([x] * again, 0).requires_grad_()
+        getattr(_C, op)(here, *weights, 1e-5).backward(xt.cat([dy] * again, 0))
+        return here.grad.float().cpu().numpy()
+
+    assert np.array_equal(
+        gradient(times).reshape(times, count, cols), np.broadcast_to(gradient(1), (times, count, cols))
+    )
+
+
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("cols", [33, 96, 2048, 2050])
 def test_a_norm_is_rounded_before_its_weight_in_every_plan(cols: int, dtype: str) -> None:
