@@ -193,14 +193,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 
 /* ---- narrow, on Hopper --------------------------------------------------------------------------------------------------------- */
 
-/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring, as in rms_norm_bwd.cuh: the same bits as above. */
-template <typename T, int V, bool ADD>
+/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring, as in rms_norm_bwd.cuh (also FULL): the same bits. */
+template <typename T, int V, bool ADD, bool FULL>
 __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
     layer_norm_bwd_ring_kernel(T *dx, float *share, float *bias_share, const T *dy, const T *dtotal, const T *x, const T *weight,
-                               const float *mean, const float *rstd, int64_t rows, int cols, float inverse_cols) {
+                               const float *mean, const float *rstd, int64_t rows, int columns, float inverse_cols) {
 #ifdef XT_SM90A
     typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
     constexpr int N = XT_WIDTH<T>, WARPS = THREADS / 32, PITCH = Ring::PITCH / (int)sizeof(T);
+    const int cols = FULL ? V * 32 * N : columns;
     extern __shared__ uint4 room[];
     xt_wait_for_previous();
     xt_let_next_begin();
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int col = (i * 32 + lane) * N;
-        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
+        w[i] = weight && (FULL || col < cols) ? xt_read<T, N>(weight + col) : all<T, N>(1);
 #pragma unroll
         for (int e = 0; e < N; e++) dweight[i][e] = dbias[i][e] = 0;
     }
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
         const T *row = (const T *)ring.data(); /* [inputs][PITCH] */
         auto piece = [&](int input, int i) {
             const int col = (i * 32 + lane) * N;
-            return col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
+            return FULL || col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
         };
         float sum[2] = {0, 0};
 #pragma unroll
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const int col = (i * 32 + lane) * N;
-            if (col >= cols) continue;
+            if (!FULL && col >= cols) continue;
             const XtPiece<T, N> to = gradient_of_sums<T, N>(sum, inverse_cols, piece(1, i), piece(0, i), w[i], centre, scale);
             xt_write(dx + offset + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
         }
@@ -379,7 +380,8 @@ static XtStatus bwd_narrow(const XtLayerNormBwd *p, XtScratch *scratch, int64_t 
         typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
         /* Without dx nothing would wait for the loads from a stage before it is filled again. */
         if (lanes == 32 && p->dx && xt_has_ring()) {
-            auto kernel = layer_norm_bwd_ring_kernel<T, V, ADD>;
+            auto kernel =
+                p->cols == V * 32 * N ? layer_norm_bwd_ring_kernel<T, V, ADD, true> : layer_norm_bwd_ring_kernel<T, V, ADD, false>;
             XT_CHECK(xt_allow_shared("layer_norm_bwd", kernel, Ring::BYTES));
             xt_launch_early(kernel, (unsigned)*count, THREADS, Ring::BYTES, (T *)p->dx, share[0], share[1], (const T *)p->dy,
                             (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd,

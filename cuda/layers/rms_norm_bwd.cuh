@@ -127,14 +127,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 /* ---- narrow, on Hopper --------------------------------------------------------------------------------------------------------- */
 
 /* A row of 16-bit elements that all 32 lanes share comes through the warp's ring: the next rows are on their way while this one is
- * summed and written. Rows, lanes and sums are those of the kernel above: the same bits. */
-template <typename T, int V, bool ADD>
+ * summed and written. Rows, lanes and sums are those of the kernel above: the same bits. FULL: every
+ * lane has V pieces, and none is asked. */
+template <typename T, int V, bool ADD, bool FULL>
 __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
     rms_norm_bwd_ring_kernel(T *dx, float *share, const T *dy, const T *dtotal, const T *x, const T *weight, const float *rstd,
-                             int64_t rows, int cols, float inverse_cols) {
+                             int64_t rows, int columns, float inverse_cols) {
 #ifdef XT_SM90A
     typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
     constexpr int N = XT_WIDTH<T>, WARPS = THREADS / 32, PITCH = Ring::PITCH / (int)sizeof(T);
+    const int cols = FULL ? V * 32 * N : columns;
     extern __shared__ uint4 room[];
     xt_wait_for_previous();
     xt_let_next_begin();
@@ -144,7 +146,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int col = (i * 32 + lane) * N;
-        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
+        w[i] = weight && (FULL || col < cols) ? xt_read<T, N>(weight + col) : all<T, N>(1);
 #pragma unroll
         for (int e = 0; e < N; e++) dweight[i][e] = 0;
     }
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
         const T *row = (const T *)ring.data(); /* [inputs][PITCH] */
         auto piece = [&](int input, int i) {
             const int col = (i * 32 + lane) * N;
-            return col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
+            return FULL || col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
         };
         float sum[1] = {0};
 #pragma unroll
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const int col = (i * 32 + lane) * N;
-            if (col >= cols) continue;
+            if (!FULL && col >= cols) continue;
             const XtPiece<T, N> to = input_gradient<T, N>(piece(1, i), piece(0, i), w[i], scale, shrink);
             xt_write(dx + offset + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
         }
@@ -333,7 +335,8 @@ static void bwd_narrow(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *stat
         typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
         /* Without dx nothing would wait for the loads from a stage before it is filled again. */
         if (lanes == 32 && p->dx && xt_has_ring()) {
-            auto kernel = rms_norm_bwd_ring_kernel<T, V, ADD>;
+            auto kernel =
+                p->cols == V * 32 * N ? rms_norm_bwd_ring_kernel<T, V, ADD, true> : rms_norm_bwd_ring_kernel<T, V, ADD, false>;
             *status = xt_allow_shared("rms_norm_bwd", kernel, Ring::BYTES);
             if (*status != XT_OK) return;
             return xt_launch_early(kernel, (unsigned)*shares, THREADS, Ring::BYTES, (T *)p->dx, (A *)scratch->data,
