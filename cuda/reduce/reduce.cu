@@ -23,6 +23,8 @@
  *               one column at a time. On Hopper, sums of columns of 16 bits in more than one segment come by the copy engine, so that
  *               memory is busy while lanes meet.
  *
+ * On Hopper, sums of many chunks of rows of 8 segments or more also come by the copy engine, into a ring of each warp.
+ *
  * Rows that need more leave partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and ARGMAX
  * are one kernel: MIN reverses the order of the elements (-x, ~x), and the position costs little. Memory bandwidth limits all of
  * them, so the dtypes of a class (reduce.cuh) and the five reductions share kernels: few instantiations compile quickly.
@@ -107,6 +109,101 @@ __global__ void __launch_bounds__(THREADS, ROW_BLOCKS<C, LINE>) reduce_rows_kern
         }
         if (here && lane == 0 && !(p.chunked && warp > 0)) keep<OP>(p, p.partials, kept * parts + part, kept, r);
     }
+}
+
+/* ---- rows by a ring, on Hopper -------------------------------------------------------------------------------------------------- */
+
+/* Sums, with the bits of the kernel above: a block takes chunks in turns, and its warps have the same segments. But a segment comes to
+ * the ring of its warp, and the next segments are on their way while lanes and warps meet: memory is not idle then, nor while one block
+ * ends and the next begins. */
+static constexpr int RING_BLOCKS = 2; /* of a multiprocessor */
+typedef XtRowRing<8, 1, WARPS, RING_BLOCKS> SegmentRing;
+
+template <typename C> __global__ void __launch_bounds__(THREADS, RING_BLOCKS) sum_ring_kernel(const __grid_constant__ ReduceJob p) {
+#ifdef XT_SM90A
+    constexpr int GROUP = XT_GROUP<C>, LOADS = 8, TURN_LENGTH = SegmentRing::SLOT / (int)sizeof(C); /* elements of a stage */
+    static_assert(LOADS * 32 * GROUP == TURN_LENGTH, "a stage is read at once");
+    typedef ReducePartial<double> Partial;
+    extern __shared__ __align__(16) char segments[];
+    __shared__ double value[2][WARPS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t all = p.kept.numel * p.chunks;
+    SegmentRing ring(segments);
+    auto end_of = [&](int part) { return part * p.chunk + p.chunk < p.segments ? part * p.chunk + p.chunk : p.segments; };
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    /* What to bring next: from element `at` of a segment of `length`. */
+    int64_t next = (int64_t)blockIdx.x - gridDim.x;
+    int segment = 0, end = 0, at = 0, length = 0;
+    const C *row = NULL;
+    auto bring = [&](int stage) {
+        while (at >= length) { /* the next segment of this warp */
+            segment += WARPS;
+            if (segment >= end) {
+                if (next >= all - (int64_t)gridDim.x) {
+                    segment = end;
+                    return;
+                }
+                next += gridDim.x;
+                int64_t part;
+                const int64_t kept = divide(next, p.chunks, &part);
+                row = (const C *)p.x + xt_walk_offset<0>(p.kept, kept);
+                end = end_of((int)part);
+                segment = (int)part * p.chunk + warp;
+                if (segment >= end) continue;
+            }
+            at = 0;
+            length = segment_length(p, segment);
+        }
+        const int count = length - at < TURN_LENGTH ? length - at : TURN_LENGTH;
+        ring.fill(stage, {{row + (int64_t)segment * p.segment + at}}, count * (int)sizeof(C));
+        at += TURN_LENGTH;
+    };
+#pragma unroll 1
+    for (int s = 0; s < SegmentRing::STAGES; s++) bring(s);
+    int turn = 0; /* of `value`: while a warp reads one, the others write the other */
+    for (int64_t item = blockIdx.x; item < all; item += gridDim.x, turn ^= 1) {
+        int64_t part;
+        const int64_t kept = divide(item, p.chunks, &part);
+        const int last = end_of((int)part);
+        Partial r = partial_none<SUM, double>();
+        for (int mine = (int)part * p.chunk + warp; mine < last; mine += WARPS) {
+            const int elements = segment_length(p, mine);
+            ReduceLane<C> s;
+            lane_begin(&s, NONE);
+#pragma unroll 1
+            for (int from = 0; from < elements; from += TURN_LENGTH) {
+                const int left = elements - from - lane * GROUP;
+                XtPiece<C, GROUP> raw[LOADS];
+                ring.wait();
+                const C *data = (const C *)ring.data() + lane * GROUP;
+#pragma unroll
+                for (int u = 0; u < LOADS; u++)
+                    if (u * 32 * GROUP < left) raw[u] = xt_read<C, GROUP>(data + u * 32 * GROUP);
+                __syncwarp(); /* every lane has read */
+                bring(ring.stage);
+                ring.advance();
+#pragma unroll
+                for (int u = 0; u < LOADS; u++) {
+                    if (u * 32 * GROUP >= left) break;
+                    XtClassValue<C> v[GROUP];
+                    unpack_group<C>(v, raw[u], p.format);
+                    lane_take<C, SUM>(&s, v, 0, GROUP, 1);
+                }
+            }
+            r = join<SUM>(r, join_lanes<SUM>(Partial{lane_value<C, SUM>(&s), 0}, 32));
+        }
+        if (lane == 0) value[turn][warp] = r.value;
+        __syncthreads(); /* all warps are there; a cell is overwritten after the next such barrier */
+        if (warp == 0) {
+            r = lane < WARPS ? Partial{value[turn][lane], 0} : partial_none<SUM, double>();
+            r = join_lanes<SUM>(r, WARPS);
+            if (lane == 0) keep<SUM>(p, p.partials, item, kept, r);
+        }
+    }
+#else
+    XT_NO_SM90A();
+#endif
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------------------- */
@@ -379,6 +476,18 @@ static XtStatus launch_panels(const ReduceJob *p) {
     return XT_OK;
 }
 
+/* Whether a ring may bring the chunks of a job of rows: several for each block, and a segment for each warp. */
+template <typename C, int OP> static bool has_segments(const ReduceJob *p) {
+    return OP == SUM && (std::is_same_v<C, uint16_t> || std::is_same_v<C, float>) && xt_has_ring() && p->vector &&
+           p->reduced.ndim == 1 && p->chunked && p->chunk >= WARPS &&
+           p->kept.numel * p->chunks >= 2 * RING_BLOCKS * xt_multiprocessors();
+}
+template <typename C> static XtStatus launch_ring(const ReduceJob *p) {
+    XT_CHECK(xt_allow_shared("reduce", sum_ring_kernel<C>, SegmentRing::BYTES));
+    xt_launch_early(sum_ring_kernel<C>, RING_BLOCKS * xt_multiprocessors(), THREADS, SegmentRing::BYTES, *p);
+    return XT_OK;
+}
+
 template <typename C, int OP> static XtStatus run(ReduceJob *p) {
     typedef ReduceHeld<C> H;
     const int64_t n = p->reduced.numel, kept = p->kept.numel;
@@ -410,7 +519,13 @@ template <typename C, int OP> static XtStatus run(ReduceJob *p) {
         p->vector = groups_aligned<C>(p);
         const int warps = p->chunked && p->chunk < WARPS ? p->chunk : (int)WARPS;
         const dim3 blocks(xt_blocks(kept, p->chunked ? 1 : THREADS / p->lanes), p->chunked ? p->chunks : p->segments);
-        if (p->vector && line) xt_launch(reduce_rows_kernel<C, OP, true>, blocks, 32 * warps, 0, *p);
+        bool ring = false;
+        if constexpr (std::is_same_v<C, uint16_t> || std::is_same_v<C, float>) {
+            ring = has_segments<C, OP>(p);
+            if (ring) XT_CHECK(launch_ring<C>(p));
+        }
+        if (ring) { /* launched */
+        } else if (p->vector && line) xt_launch(reduce_rows_kernel<C, OP, true>, blocks, 32 * warps, 0, *p);
         else xt_launch(reduce_rows_kernel<C, OP, false>, blocks, 32 * warps, 0, *p);
     }
     if (segments > 0) launch_join<OP, H>(p, chunks > 0 ? of_chunks : NULL, of_segments, p->segments, p->chunk, WARPS);

@@ -189,6 +189,24 @@ def test_sums_of_columns_of_16_bits_are_those_of_rows(rows: int, cols: int, dtyp
         assert np.abs(want - exact).max() <= np.abs(exact).max() * (2.0**-8 if dtype == "bfloat16" else 2.0**-10)
 
 
+# On Hopper, many rows come segment by segment to a ring of three stages of 4 KiB for each warp, and few rows do not: chunks of 8, 9 and 17
+# segments, the last of a chunk shorter than a stage or a group of a lane; segments of one stage and of two; rows of a wider matrix.
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("rows, cols", [(1100, 8192), (1061, 8200), (1100, 16392), (1057, 71304)])
+def test_sums_of_many_rows_are_those_of_few(rows: int, cols: int, dtype: str) -> None:
+    """The same bits for all rows and for 50 at a time, and within a rounding of the sum in float64."""
+    wide = xt.randn(rows, cols + 16, device="cuda").to(getattr(xt, dtype)) + 0.25
+    for x in (wide[:, :cols].contiguous(), wide[:, 8 : cols + 8]):
+        for op in ("sum", "mean"):
+            got, parts = array(getattr(x, op)(1)), [array(getattr(x[i : i + 50], op)(1)) for i in range(0, rows, 50)]
+            assert np.array_equal(got, np.concatenate(parts))
+    exact = array(x.float()).astype(np.float64).sum(1)
+    assert np.abs(array(x.sum(1)) - exact).max() <= np.abs(exact).max() * {
+        "bfloat16": 2.0**-8,
+        "float16": 2.0**-10,
+    }.get(dtype, 1e-6)
+
+
 def test_offsets_beyond_2_gib() -> None:
     """Of the second half of a loop that is cut in two, and of the last pieces of a copy."""
     x = xt.full((2**30 + 64,), 3.0, device="cuda")

@@ -92,7 +92,7 @@ DEVICE_SIZES = [
     ("mhc/mhc_pre_once.cuh", 2, "groups share out the tokens; the slices of a token come from the shape"),
     ("mhc/sinkhorn.cu", 1, "blocks share out the tokens; a token's matrix is on its own"),
     ("optimizer/clip_grad_norm.cu", 1, "blocks that clip take pieces in turns; every element is on its own"),
-    ("reduce/reduce.cu", 1, "blocks take tiles of columns in turns; a sum is of one tile"),
+    ("reduce/reduce.cu", 3, "blocks take chunks of rows, or tiles of columns, in turns; a sum is of one"),
     ("runtime/device.cu", 3, "the definition, and what xtrain doctor prints"),
 ]
 # Uses of what a kind of device has. Those that decide an order of additions are the exceptions in docs/reference/numerics.md.
