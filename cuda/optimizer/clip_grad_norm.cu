@@ -129,8 +129,41 @@ template <typename T, int W> __device__ inline void scale_range(T *x, XtAcc<T> s
     }
 }
 
+/* x *= scale for a whole piece x [PIECE]; calls meanwhile() when the first loads are under way. */
+template <typename T, typename F> __device__ inline void scale_piece(T *x, XtAcc<T> scale, F meanwhile) {
+    constexpr int W = XT_WIDTH<T>, STEP = THREADS * W;
+    static_assert(PIECE % (LOADS * STEP) == 0, "rounds are whole");
+    x += threadIdx.x * W;
+#pragma unroll 1
+    for (int i = 0; i < PIECE; i += LOADS * STEP, x += LOADS * STEP) {
+        XtPiece<T, W> q[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) q[u] = xt_read<T, W>(x + u * STEP);
+        if (i == 0) meanwhile();
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            XtVector<XtAcc<T>, W> v = xt_load(q[u]);
+#pragma unroll
+            for (int j = 0; j < W; j++) v.at[j] *= scale;
+            xt_write(x + u * STEP, xt_store<T>(v));
+        }
+    }
+}
+
+/* item_of a piece that is not after those of `item`: mostly one of its own. */
+__device__ inline int item_back_from(const Table<Gradient> &table, int item, int piece) {
+    int low = table.first[item] <= piece ? item : 0, high = low == item ? item + 1 : item; /* as in item_of */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (table.first[middle] <= piece) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 /* Blocks take pieces in turns, CLIPPING_BLOCKS at most on a multiprocessor: they are all there at once, so finding nothing to clip
- * costs one wave of empty blocks, not one for every thousand pieces. All gradients have dtype T. norm [1] */
+ * costs one wave of empty blocks, not one for every thousand pieces. From the last piece to the first, as the L2 cache still has the
+ * end of what the norm read. All gradients have dtype T. norm [1] */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, CLIPPING_BLOCKS)
     clip_kernel(const float *norm, double max_norm, const __grid_constant__ Table<Gradient> table) {
@@ -138,15 +171,26 @@ __global__ void __launch_bounds__(THREADS, CLIPPING_BLOCKS)
     xt_let_next_begin();
     const double coefficient = max_norm / ((double)norm[0] + 1e-6);
     if (coefficient >= 1) return; /* false for NaN, which goes on to the gradients */
-    for (int piece = blockIdx.x; piece < table.first[table.count]; piece += gridDim.x) {
-        const int item = item_of(table, piece);
+    const XtAcc<T> scale = (XtAcc<T>)coefficient;
+    int item = table.count;
+    for (int piece = table.first[table.count] - 1 - (int)blockIdx.x; piece >= 0; piece -= (int)gridDim.x) {
+        if (item == table.count) item = item_of(table, piece); /* the first; later ones are looked up during the loads before */
         const Gradient &gradient = table.item[item];
         const int64_t begin = (int64_t)(piece - table.first[item]) * PIECE;
         const int n = gradient.numel - begin < PIECE ? (int)(gradient.numel - begin) : PIECE;
         T *x = (T *)gradient.data + begin; /* [n] */
-        const int middle = gradient.wide ? n - n % XT_WIDTH<T> : 0;
-        scale_range<T, XT_WIDTH<T>>(x, (XtAcc<T>)coefficient, middle);
-        scale_range<T, 1>(x + middle, (XtAcc<T>)coefficient, n - middle);
+        const bool wide = gradient.wide;
+        auto look_up = [&] {
+            if (piece >= (int)gridDim.x) item = item_back_from(table, item, piece - (int)gridDim.x);
+        };
+        if (wide && n == PIECE) {
+            scale_piece<T>(x, scale, look_up);
+        } else {
+            const int middle = wide ? n - n % XT_WIDTH<T> : 0;
+            scale_range<T, XT_WIDTH<T>>(x, scale, middle);
+            scale_range<T, 1>(x + middle, scale, n - middle);
+            look_up();
+        }
     }
 }
 
