@@ -5,6 +5,9 @@
  * xt_let_next_begin: once all blocks have, the successor may take up the multiprocessors that are free, and wait there. What is gained
  * is the time between two kernels, 1 us, which counts in a step of generation. Captured, the overlap is an edge of the graph.
  *
+ * What was written before the predecessor may be read before the wait, as the predecessor let this kernel begin behind its own wait.
+ * qk_norm_rope does so: its predecessor makes the table of angles alone.
+ *
  * In other launches, and below compute capability 9.0, the functions do nothing.
  */
 #pragma once

@@ -4,7 +4,8 @@
  * take no registers. Lane 0 starts the copies of its own warp, so the block needs no barrier and no warp waits for another. All lanes of
  * a warp together call
  *
- *     fill(s, ...) for each stage s;   then, for each row:   wait(), read data(), __syncwarp(), fill(stage, the row STAGES later), advance()
+ *     fill(s, ...) for each stage s;   then, for each row:   wait(), read data(), xt_have(), __syncwarp(), fill(stage, the row STAGES
+ *     later), advance()
  *
  * Only kernels whose bodies stand inside #ifdef XT_SM90A (sm90.cuh) have one.
  */
@@ -13,8 +14,26 @@
 #include "arch/sm90.cuh"
 #include "common/launch.cuh"
 
+#include <string.h>
+
 /* Whether the device, and what the library was built for, have what a ring needs. */
 inline bool xt_has_ring(void) { return xt_built_for_sm90a() && xt_compute_capability() == 90; }
+
+/* Rows of a warp from which on a ring is faster than loads into registers: before, it is not full for long. */
+static constexpr int XT_RING_ROWS = 8;
+
+/* Waits for what this lane has loaded from a stage, before __syncwarp() and fill(): a load may be on its way when the next instruction
+ * begins, and the copy engine does not wait for it. Stores of what depends on the loads wait, too. One value in 2^32 costs a nap of no length. */
+template <typename Piece, int COUNT> __device__ inline void xt_have(const Piece (&piece)[COUNT]) {
+    static_assert(sizeof(Piece) % 4 == 0, "of whole words");
+    uint32_t word, any = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        memcpy(&word, &piece[i], sizeof word);
+        any |= word;
+    }
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7fa5c3e1;\n@p nanosleep.u32 0;\n}\n" ::"r"(any) : "memory");
+}
 
 /* A stage has a row of each of INPUTS inputs, of up to V pieces of 16 bytes a lane. WARPS of a block, BLOCKS of a multiprocessor have one
  * each: up to 4 stages, which keep memory busy, by what fits into 228 KiB, of which the system takes 1 KiB a block. */

@@ -379,7 +379,7 @@ static XtStatus bwd_narrow(const XtLayerNormBwd *p, XtScratch *scratch, int64_t 
     if constexpr (sizeof(T) == 2 && N > 1 && V > 1) {
         typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
         /* Without dx nothing would wait for the loads from a stage before it is filled again. */
-        if (lanes == 32 && p->dx && xt_has_ring()) {
+        if (lanes == 32 && p->dx && xt_has_ring() && p->rows >= XT_RING_ROWS * *count * (THREADS / 32)) {
             auto kernel =
                 p->cols == V * 32 * N ? layer_norm_bwd_ring_kernel<T, V, ADD, true> : layer_norm_bwd_ring_kernel<T, V, ADD, false>;
             XT_CHECK(xt_allow_shared("layer_norm_bwd", kernel, Ring::BYTES));

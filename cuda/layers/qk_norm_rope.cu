@@ -27,9 +27,11 @@
 #include "contract/layers.h"
 #include "layers/rms_norm.cuh"
 
-static constexpr int HEADS_FWD = 4, HEADS_BWD = 2;   /* R: heads of a group in flight together */
-static constexpr int FEW_ROWS = 16;                  /* up to which a block makes the angles of its row */
-static constexpr int BLOCKS_FWD = 3, BLOCKS_BWD = 2; /* that fit in a multiprocessor by their registers */
+static constexpr int HEADS_FWD = 4, HEADS_BWD = 2; /* R: heads of a group in flight together */
+static constexpr int FEW_ROWS = 16;                /* up to which a block makes the angles of its row */
+/* Blocks that fit in a multiprocessor by their registers. A third one forward spills in 16 bits. */
+template <typename T> constexpr int BLOCKS_FWD = sizeof(T) == 2 ? 2 : 3;
+static constexpr int BLOCKS_BWD = 2;
 
 /* One part, as a kernel sees it; y is out forward and dx backward. */
 template <typename T> struct QkPart {
@@ -89,7 +91,7 @@ template <typename T> struct QkAngles {
 
 /* One item a group: `chunks` items of R heads a row. BY_BLOCK: blocks of row blockIdx.y, half <= PAIRS. */
 template <typename T, int N, typename From>
-__global__ void __launch_bounds__(THREADS, BLOCKS_FWD)
+__global__ void __launch_bounds__(THREADS, BLOCKS_FWD<T>)
     qk_fwd_kernel(const __grid_constant__ QkParts<T> parts, const __grid_constant__ From from, int64_t rows, int half, int lanes,
                   XtAcc<T> inverse_dim, XtAcc<T> eps) {
     using A = XtAcc<T>;

@@ -126,17 +126,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 
 /* ---- narrow, on Hopper --------------------------------------------------------------------------------------------------------- */
 
-/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring: the next rows are on their way while this one is
- * summed and written. Rows, lanes and sums are those of the kernel above: the same bits. FULL: every
- * lane has V pieces, and none is asked. */
-template <typename T, int V, bool ADD, bool FULL>
+/* With a sum, a row of 16-bit elements that all 32 lanes share comes through the warp's ring: the next rows are on their way while this
+ * one is summed and written. Rows, lanes and sums are those of the kernel above: the same bits. */
+template <typename T, int V>
 __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
     rms_norm_bwd_ring_kernel(T *dx, float *share, const T *dy, const T *dtotal, const T *x, const T *weight, const float *rstd,
-                             int64_t rows, int columns, float inverse_cols) {
+                             int64_t rows, int cols, float inverse_cols) {
 #ifdef XT_SM90A
-    typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
+    typedef XtRowRing<V, 3, THREADS / 32, BLOCKS_BWD<V>> Ring;
     constexpr int N = XT_WIDTH<T>, WARPS = THREADS / 32, PITCH = Ring::PITCH / (int)sizeof(T);
-    const int cols = FULL ? V * 32 * N : columns;
     extern __shared__ uint4 room[];
     xt_wait_for_previous();
     xt_let_next_begin();
@@ -146,31 +144,26 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int col = (i * 32 + lane) * N;
-        w[i] = weight && (FULL || col < cols) ? xt_read<T, N>(weight + col) : all<T, N>(1);
+        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
 #pragma unroll
         for (int e = 0; e < N; e++) dweight[i][e] = 0;
     }
     Ring ring(room);
-    const int64_t first = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS, stride = step * cols;
-    int left = first < rows ? (int)((rows - 1 - first) / step) + 1 : 0; /* rows of this warp */
-    int64_t offset = first * cols;                                      /* of the row in x, dy, dtotal and dx */
-    auto fill = [&](int stage, int64_t from) { ring.fill(stage, {x + from, dy + from, dtotal + from}, cols * (int)sizeof(T)); };
+    auto fill = [&](int stage, int64_t r) {
+        if (r < rows) ring.fill(stage, {x + r * cols, dy + r * cols, dtotal + r * cols}, cols * (int)sizeof(T));
+    };
+    const int64_t first = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS;
 #pragma unroll 1
-    for (int s = 0; s < Ring::STAGES && s < left; s++) fill(s, offset + s * stride);
-    /* Lane l has the rstd of the l-th of the next 32 rows: one load for 32 rows, long before the first of them. A load for each row would
-     * make every row wait for memory that the ring keeps busy. */
-    const float *numbers = rstd + first + lane * step;
-    float held = lane < left ? *numbers : 0.0f;
-    numbers += 32 * step;
-    float next_held = lane + 32 < left ? *numbers : 0.0f;
-    int at = 0;
-    for (; left > 0; left--, offset += stride) {
+    for (int s = 0; s < Ring::STAGES; s++) fill(s, first + s * step);
+    float next_scale = first < rows ? rstd[first] : 0;
+    for (int64_t r = first; r < rows; r += step) {
+        const float scale = next_scale;
+        if (r + step < rows) next_scale = rstd[r + step];
         ring.wait();
-        const float scale = __shfl_sync(0xffffffffu, held, at);
         const T *row = (const T *)ring.data(); /* [inputs][PITCH] */
         auto piece = [&](int input, int i) {
             const int col = (i * 32 + lane) * N;
-            return FULL || col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
+            return col < cols ? xt_read<T, N>(row + input * PITCH + col) : all<T, N>(0);
         };
         float sum[1] = {0};
 #pragma unroll
@@ -181,17 +174,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const int col = (i * 32 + lane) * N;
-            if (!FULL && col >= cols) continue;
+            if (col >= cols) continue;
             const XtPiece<T, N> to = input_gradient<T, N>(piece(1, i), piece(0, i), w[i], scale, shrink);
-            xt_write(dx + offset + col, ADD ? rounded_sum<T, N>(to, piece(2, i)) : to);
+            xt_write(dx + r * cols + col, rounded_sum<T, N>(to, piece(2, i)));
         }
         __syncwarp(); /* every lane has read the stage: the stores of dx needed the values */
-        if (left > Ring::STAGES) fill(ring.stage, offset + Ring::STAGES * stride);
+        fill(ring.stage, r + Ring::STAGES * step);
         ring.advance();
-        if (++at == 32) {
-            at = 0, held = next_held, numbers += 32 * step;
-            next_held = lane + 32 + 1 < left ? *numbers : 0.0f; /* `left` still counts this row */
-        }
     }
     if (share) join_warps(share + (int64_t)blockIdx.x * cols, (float *)room, dweight, cols);
 #else
@@ -331,12 +320,11 @@ static void bwd_narrow(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *stat
     *shares = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, XT_PLAN_MULTIPROCESSORS * BLOCKS_BWD<V>);
     if (p->dweight) *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
-    if constexpr (sizeof(T) == 2 && N > 1 && V > 1) {
-        typedef XtRowRing<V, ADD ? 3 : 2, THREADS / 32, BLOCKS_BWD<V>> Ring;
+    if constexpr (sizeof(T) == 2 && N > 1 && V == 4 && ADD) { /* where it is faster: docs/worklog/cuda-kernels.md */
+        typedef XtRowRing<V, 3, THREADS / 32, BLOCKS_BWD<V>> Ring;
         /* Without dx nothing would wait for the loads from a stage before it is filled again. */
-        if (lanes == 32 && p->dx && xt_has_ring()) {
-            auto kernel =
-                p->cols == V * 32 * N ? rms_norm_bwd_ring_kernel<T, V, ADD, true> : rms_norm_bwd_ring_kernel<T, V, ADD, false>;
+        if (lanes == 32 && p->dx && xt_has_ring() && p->rows >= XT_RING_ROWS * *shares * (THREADS / 32)) {
+            auto kernel = rms_norm_bwd_ring_kernel<T, V>;
             *status = xt_allow_shared("rms_norm_bwd", kernel, Ring::BYTES);
             if (*status != XT_OK) return;
             return xt_launch_early(kernel, (unsigned)*shares, THREADS, Ring::BYTES, (T *)p->dx, (A *)scratch->data,

@@ -79,6 +79,66 @@ XtStatus xt_graph_planned(int index, size_t *nbytes) {
     return *nbytes ? XT_OK : xt_error(XT_OUT_OF_MEMORY, "cuda.graph: no host memory for the plan of a step's memory");
 }
 
+/* ---- fills ------------------------------------------------------------------------------------------------------------------- */
+
+/* cuBLAS clears counters before most of its products. As a node of a graph such a memset costs the host 2 to 4 us of every launch, and a
+ * kernel 0.1: so small ones become kernels. (Toolkits before 13 name the functions below otherwise: their graphs keep memsets.) */
+#if CUDART_VERSION >= 13000
+static const size_t SMALL_FILL = 1 << 16; /* bytes */
+enum { FILL_THREADS = 256, FILL_EDGES = 8 };
+
+/* data [count] = value */
+template <typename T> __global__ void __launch_bounds__(FILL_THREADS) graph_fill_kernel(T *data, T value, int count) {
+    const int i = (int)(blockIdx.x * FILL_THREADS + threadIdx.x);
+    if (i < count) data[i] = value;
+}
+
+/* Puts a kernel into the place of `fill` in graph. */
+template <typename T> static cudaError_t replace_fill(cudaGraph_t graph, cudaGraphNode_t fill, const cudaMemsetParams *p) {
+    cudaGraphNode_t before[FILL_EDGES], after[FILL_EDGES], node;
+    size_t befores = 0, afters = 0;
+    cudaError_t error = cudaGraphNodeGetDependencies(fill, NULL, NULL, &befores);
+    if (!error) error = cudaGraphNodeGetDependentNodes(fill, NULL, NULL, &afters);
+    if (error || befores > FILL_EDGES || afters > FILL_EDGES) return error;
+    error = cudaGraphNodeGetDependencies(fill, before, NULL, &befores);
+    if (!error) error = cudaGraphNodeGetDependentNodes(fill, after, NULL, &afters);
+    if (error) return error;
+    T *data = (T *)p->dst, value = (T)p->value;
+    int count = (int)p->width;
+    void *arguments[] = {&data, &value, &count};
+    cudaKernelNodeParams kernel = {};
+    kernel.func = (void *)graph_fill_kernel<T>;
+    kernel.gridDim = dim3((unsigned)xt_divide_up(count, FILL_THREADS));
+    kernel.blockDim = dim3(FILL_THREADS);
+    kernel.kernelParams = arguments;
+    error = cudaGraphAddKernelNode(&node, graph, before, befores, &kernel);
+    for (size_t i = 0; !error && i < afters; i++) error = cudaGraphAddDependencies(graph, &node, &after[i], NULL, 1);
+    return error ? error : cudaGraphDestroyNode(fill);
+}
+
+static cudaError_t replace_fills(cudaGraph_t graph, size_t count) {
+    cudaGraphNode_t *nodes = (cudaGraphNode_t *)malloc(count * sizeof *nodes);
+    if (!nodes) return cudaSuccess; /* memsets are slower, not wrong */
+    cudaError_t error = cudaGraphGetNodes(graph, nodes, &count);
+    for (size_t i = 0; !error && i < count; i++) {
+        cudaGraphNodeType type;
+        cudaMemsetParams p;
+        error = cudaGraphNodeGetType(nodes[i], &type);
+        if (error || type != cudaGraphNodeTypeMemset) continue;
+        error = cudaGraphMemsetNodeGetParams(nodes[i], &p);
+        if (error || p.height != 1 || p.width * p.elementSize > SMALL_FILL) continue;
+        if (p.elementSize == 4) error = replace_fill<uint32_t>(graph, nodes[i], &p);
+        else if (p.elementSize == 2) error = replace_fill<uint16_t>(graph, nodes[i], &p);
+        else error = replace_fill<uint8_t>(graph, nodes[i], &p);
+        if (error == cudaErrorLossyQuery) error = cudaSuccess; /* an edge that is no plain one: this memset stays */
+    }
+    free(nodes);
+    return error;
+}
+#else
+static cudaError_t replace_fills(cudaGraph_t, size_t) { return cudaSuccess; }
+#endif
+
 /* ---- the capture ------------------------------------------------------------------------------------------------------------- */
 
 static void forget(XtGraph *graph) {
@@ -139,6 +199,7 @@ XtStatus xt_graph_end(XtGraph *graph, bool keep, int64_t *calls) {
     xt_memory_serve(index, NULL);
     set_capture(index, NULL);
     if (keep && !error && !spoiled) error = cudaGraphGetNodes(recorded, NULL, &count);
+    if (keep && !error && !spoiled) error = replace_fills(recorded, count);
     if (keep && !error && !spoiled) error = cudaGraphInstantiateWithFlags(&graph->replayable, recorded, 0);
     if (recorded && cudaGraphDestroy(recorded) != cudaSuccess) cudaGetLastError();
     if (error) cudaGetLastError();

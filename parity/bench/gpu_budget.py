@@ -31,7 +31,7 @@ CLASSES = {
     "norms, RoPE": r"rms_norm|layer_norm|qk_|rope_kernel|sum_shares",
     "SwiGLU": r"swiglu",
     "hyper-connections": r"mhc_|sinkhorn",
-    "copies, memset": r"memset|memcpy|convert|transpose",
+    "copies, memset": r"memset|graph_fill|memcpy|convert|transpose",
     "element by element": r"",
 }
 

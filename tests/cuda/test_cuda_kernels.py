@@ -189,16 +189,17 @@ def test_sums_of_columns_of_16_bits_are_those_of_rows(rows: int, cols: int, dtyp
         assert np.abs(want - exact).max() <= np.abs(exact).max() * (2.0**-8 if dtype == "bfloat16" else 2.0**-10)
 
 
-# On Hopper, many rows come segment by segment to a ring of three stages of 4 KiB for each warp, and few rows do not: chunks of 8, 9 and 17
-# segments, the last of a chunk shorter than a stage or a group of a lane; segments of one stage and of two; rows of a wider matrix.
+# On Hopper, rows of more than 131,072 elements come segment by segment to a ring of three stages of 4 KiB for each warp where they are many,
+# and few do not: the last segment shorter than a stage or a group of a lane; segments of one stage and of two; rows of a wider matrix.
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("rows, cols", [(1100, 8192), (1061, 8200), (1100, 16392), (1057, 71304)])
+@pytest.mark.parametrize("rows, cols", [(70, 140008), (61, 262144), (300, 131080), (9, 1048600)])
 def test_sums_of_many_rows_are_those_of_few(rows: int, cols: int, dtype: str) -> None:
-    """The same bits for all rows and for 50 at a time, and within a rounding of the sum in float64."""
+    """The same bits for all rows and for a ninth at a time, and within a rounding of the sum in float64."""
     wide = xt.randn(rows, cols + 16, device="cuda").to(getattr(xt, dtype)) + 0.25
     for x in (wide[:, :cols].contiguous(), wide[:, 8 : cols + 8]):
         for op in ("sum", "mean"):
-            got, parts = array(getattr(x, op)(1)), [array(getattr(x[i : i + 50], op)(1)) for i in range(0, rows, 50)]
+            got, each = array(getattr(x, op)(1)), rows // 9
+            parts = [array(getattr(x[i : i + each], op)(1)) for i in range(0, rows, each)]
             assert np.array_equal(got, np.concatenate(parts))
     exact = array(x.float()).astype(np.float64).sum(1)
     assert np.abs(array(x.sum(1)) - exact).max() <= np.abs(exact).max() * {
@@ -234,3 +235,52 @@ def test_the_loss_of_large_logits_keeps_its_digits(cols: int) -> None:
     want = np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(40), target]
     loss = F.cross_entropy(xt.tensor(x).float().to("cuda"), xt.tensor(target, device="cuda"), reduction="none")
     assert np.abs(array(loss) - want).max() < 2e-5
+
+
+# Rows at multiples of 16 bytes with a multiple of four heads take a plan of their own in 16 bits; others do not.
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [16, 64, 128, 256, 512])
+@pytest.mark.parametrize("rows, heads", [(1, 4), (37, 8), (613, 12), (70, 32), (3, 20)])
+def test_both_plans_of_rope_have_the_same_bits(rows: int, heads: int, dim: int, dtype: str) -> None:
+    """Forward and backward, of far positions, positions of a period, and heads among others."""
+    x, dy = (rng.standard_normal((rows, heads, dim)) for _ in range(2))
+    positions = xt.tensor(rng.integers(0, 2_000_000, rows), device="cuda")
+    for more in ({}, {"positions": positions}):
+
+        def both(offset: int, more: dict = more) -> list[bytes]:
+            leaf = placed(x, dtype, offset).requires_grad_()
+            out = F.rope(leaf, **more)
+            out.backward(placed(dy, dtype, offset))
+            return [array(t.detach().float()).tobytes() for t in (out, leaf.grad)]
+
+        assert both(0) == both(1)
+    wide = xt.cat([placed(x, dtype, 0)] * 2, 1)[:, heads:]
+    assert array(F.rope(wide).float()).tobytes() == array(F.rope(placed(x, dtype, 1)).float()).tobytes()
+
+
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_a_launch_that_begins_early_reads_what_was_written_before(rows: int) -> None:
+    """Chains of launches that overlap, without a wait between calls, have the bits of calls that are waited for."""
+    weight, bias = (placed(rng.standard_normal(128), "bfloat16", 0) for _ in range(2))
+    inputs = [placed(rng.standard_normal((1, rows, 8, 128)), "bfloat16", 0) for _ in range(6)]
+    buffer = xt.zeros_like(inputs[0])
+
+    def chain() -> list[xt.Tensor]:
+        x = F.rope(F.rope(buffer))
+        q, k = _C.qk_norm_rope(x, x[:, :, :4], weight, bias)
+        q, k = _C.qk_norm_rope(q, k, bias, weight)
+        return [q, k, F.rope(q).sum(0), x.reshape(-1, 1024).sum(0), x.sum()]
+
+    def taken(wait: bool) -> list[bytes]:
+        found = []
+        for value in inputs:
+            if wait:
+                xt.cuda.synchronize()
+            buffer.copy_(value)
+            if wait:
+                xt.cuda.synchronize()
+            found.append(chain())
+        return [array(t.float()).tobytes() for outs in found for t in outs]
+
+    want = taken(True)
+    assert all(taken(False) == want for _ in range(5))

@@ -104,7 +104,7 @@ def test_the_gradient_of_a_row_by_its_own_mean_and_rstd(op: str, rows: int, cols
 @pytest.mark.parametrize("cols", [512, 768, 1000])
 def test_the_gradient_of_a_row_does_not_depend_on_other_rows(cols: int, dtype: str, op: str) -> None:
     """dx of many rows has the bits of dx of a few; the gradients of weight and bias are the sums of those of all parts."""
-    rows, each, random = 13000, 1000, np.random.default_rng(0)
+    rows, each, random = 18000, 1000, np.random.default_rng(0)
     kind, adds, centred = getattr(xt, dtype), op.startswith("add"), op.endswith("layer_norm")
     x = random.standard_normal((rows, cols), dtype=np.float32) + random.uniform(-2, 2, (rows, 1)).astype(np.float32)
     wide = [x, *(random.standard_normal((rows, cols), dtype=np.float32) for _ in range(3 if adds else 1))]
@@ -124,8 +124,7 @@ def test_the_gradient_of_a_row_does_not_depend_on_other_rows(cols: int, dtype: s
 
 
 # 70,787 rows are more than 32 for each warp of an H200: those that a ring has loaded numbers for at its start, and others.
-@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
-def test_a_row_that_comes_again_has_the_same_gradient(op: str) -> None:
+def test_a_row_that_comes_again_has_the_same_gradient() -> None:
     """Its bits do not depend on where among many rows it is."""
     count, times, cols, random = 997, 71, 520, np.random.default_rng(0)
     scale = random.uniform(0.5, 2, (count, 1)).astype(np.float32)
@@ -133,14 +132,11 @@ def test_a_row_that_comes_again_has_the_same_gradient(op: str) -> None:
         xt.tensor(random.standard_normal((count, cols), dtype=np.float32) * scale + scale).to(xt.bfloat16)
         for _ in range(2)
     )
-    weights = [
-        xt.tensor(random.standard_normal(cols, dtype=np.float32)).to(xt.bfloat16)
-        for _ in range(1 + (op == "layer_norm"))
-    ]
+    weights = [xt.tensor(random.standard_normal(cols, dtype=np.float32)).to(xt.bfloat16) for _ in range(2)]
 
     def gradient(again: int) -> np.ndarray:
         here = xt.cat([x] * again, 0).requires_grad_()
-        getattr(_C, op)(here, *weights, 1e-5).backward(xt.cat([dy] * again, 0))
+        _C.layer_norm(here, *weights, 1e-5).backward(xt.cat([dy] * again, 0))
         return here.grad.float().cpu().numpy()
 
     assert np.array_equal(

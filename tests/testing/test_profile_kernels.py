@@ -201,10 +201,34 @@ assert step.captured
 """
 
 
+@pytest.mark.parametrize(("places", "memsets"), [(99, 0), (8192, 0), (8193, 1)])
+def test_a_graph_clears_little_memory_by_a_kernel(tmp_path, places: int, memsets: int) -> None:
+    """A memset, here of `scatter`, costs the host far more in each launch of a graph. Up to 64 KiB a kernel does the same."""
+    if not xt.cuda.is_available():
+        pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
+    program = f"""
+index = xt.arange(2 * {places}, device="cuda") % {places}
+step = xt.cuda.graph(lambda x, source: x.scatter(0, index, source))
+x = xt.zeros({places}, device="cuda")
+for turn in range(6):
+    source = xt.randn(2 * {places}, device="cuda")
+    with xt.profile() as found:
+        out = step(x, source)
+        xt.cuda.synchronize()
+    assert (out - source[{places}:]).abs().max().item() == 0, turn
+assert step.captured
+names = [kernel.name for kernel in found.kernels]
+assert sum("memset" in name for name in names) == {memsets}, names  # the driver has a kernel memset32
+assert sum("graph_fill_kernel" in name for name in names) == {1 - memsets}, names
+"""
+    run(tmp_path, [Path(xt.__file__).parent.parent], program)
+
+
 @pytest.mark.parametrize("again", [1, 3])
 def test_a_replayed_graph_shows_its_kernels(tmp_path, package: list[Path], again: int) -> None:
     """In each profile of a process, and the graph still computes; on a GPU, they take nearly all of the time of the replays."""
     on_gpu = len(package) == 1
+    alone = on_gpu and "PYTEST_XDIST_WORKER" not in os.environ  # other tests take time of the GPU
     program = (
         GRAPH.format(size=4096 if on_gpu else 64)
         + f"""
@@ -221,7 +245,7 @@ for _ in range({again}):
     computes = [kernel for kernel in found.kernels if kernel.nbytes is None]
     assert all(span_.begin - 10**6 <= kernel.begin <= kernel.end <= span_.end + 10**6 for kernel in computes)
     took, ran = span_.end - span_.begin, kernels.busy(computes)
-    assert {0.9 if on_gpu else 0} * took < ran <= took + 10**6, (took, ran, found.kernel_table())
+    assert {0.9 if alone else 0} * took < ran <= took + 10**6, (took, ran, found.kernel_table())
     counts.add(len(computes))
     print(found.kernel_table())
 assert len(counts) == 1 and min(counts) >= 20, counts
