@@ -83,12 +83,12 @@ static uint32_t version;    /* of the open library; 0: none */
 static char path[PATH_MAX]; /* where it was found */
 static char *(*demangle)(const char *name, char *out, size_t *length, int *status);
 
-static bool running;
 static void *subscriber;
 static const int kinds[] = {CONCURRENT_KERNEL, COPY, FILL};
 
 /* CUPTI returns its buffers in threads of its own: the lock guards what they fill. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool running; /* false: what CUPTI still returns is of no profile */
 static XtKernel *kernels;
 static int64_t kernel_count, kernel_room, lost, offset; /* offset: xt_clock less CUPTI's clock, ns */
 
@@ -244,13 +244,31 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
     size_t dropped = 0;
     (void)nbytes;
     pthread_mutex_lock(&lock);
-    while (valid && cupti.next(buffer, valid, &record) == SUCCESS) read_record(record);
-    if (cupti.dropped(context, stream, &dropped) == SUCCESS) lost += (int64_t)dropped;
+    while (running && valid && cupti.next(buffer, valid, &record) == SUCCESS) read_record(record);
+    if (cupti.dropped(context, stream, &dropped) == SUCCESS && running) lost += (int64_t)dropped;
     pthread_mutex_unlock(&lock);
     free(buffer);
 }
 
 static void no_callback(void *user, int domain, uint32_t id, const void *data) { (void)user, (void)domain, (void)id, (void)data; }
+
+/* Records are kept, or not, from now on: none so far. */
+static void keep_records(bool wanted) {
+    pthread_mutex_lock(&lock);
+    running = wanted;
+    kernel_count = lost = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* A thread of CUPTI may hold the lock, or be changing the list. The child has neither CUDA nor a profile. */
+static void in_child(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    lock = fresh;
+    running = false;
+    kernels = NULL;
+    kernel_count = kernel_room = lost = 0;
+}
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, in_child); }
 
 /* ---- a profile ------------------------------------------------------------------------------------------------------------------- */
 
@@ -258,9 +276,7 @@ static void no_callback(void *user, int domain, uint32_t id, const void *data) {
 static int next_in_use(const XtAccelerator *accelerator, int from) {
     const XtDevice here = xt_default_device();
     for (int i = from; i < accelerator->device_count; i++) {
-        XtMemoryStats held;
-        xt_memory_stats((XtDevice){XT_CUDA, i}, &held);
-        if (held.peak > 0 || (here.type == XT_CUDA && here.index == i)) return i;
+        if (xt_memory_was_used((XtDevice){XT_CUDA, i}) || (here.type == XT_CUDA && here.index == i)) return i;
     }
     return -1;
 }
@@ -273,12 +289,13 @@ static const XtAccelerator *accelerator_in_use(void) {
 }
 
 /* Until all that was queued is done. Unlike `synchronize` it leaves what kernels have reported, such as an index out of range, to those
- * who wait for results. */
+ * who wait for results. Ctrl-C ends it: another thread may launch more than the device can do. */
 static XtStatus wait_for_all(const XtAccelerator *accelerator) {
     for (int i = next_in_use(accelerator, 0); i >= 0; i = next_in_use(accelerator, i + 1)) {
         bool idle = false;
         XT_CHECK(accelerator->idle(i, &idle));
         while (!idle) {
+            if (xt_interrupted()) return XT_INTERRUPTED;
             usleep(NAP);
             XT_CHECK(accelerator->idle(i, &idle));
         }
@@ -314,35 +331,37 @@ XtStatus xt_kernels_start(void) {
     if (!accelerator) return XT_OK;
     XT_CHECK(ready(accelerator, next_in_use(accelerator, 0)));
     XT_CHECK(wait_for_all(accelerator));
-    kernel_count = lost = 0; /* CUPTI is not attached: nobody else is here */
     error = cupti.subscribe(&subscriber, no_callback, NULL);
     if (error != SUCCESS) return refused("Subscribe", error);
     error = cupti.set_buffers(give_buffer, take_buffer);
     if (error == SUCCESS) function = "GetTimestamp", error = measure_offset();
+    keep_records(error == SUCCESS);
     while (error == SUCCESS && enabled < (int)(sizeof kinds / sizeof *kinds)) {
         function = "ActivityEnable", error = cupti.enable(kinds[enabled]);
         if (error == SUCCESS) enabled++;
     }
-    running = error == SUCCESS;
-    if (!running) end_session(enabled);
-    return running ? XT_OK : refused(function, error);
+    if (error == SUCCESS) return XT_OK;
+    end_session(enabled);
+    keep_records(false);
+    return refused(function, error);
 }
 
 XtStatus xt_kernels_stop(XtKernel **out, int64_t *count, int64_t *lost_count) {
     const XtAccelerator *accelerator = accelerator_in_use();
     const bool recorded = running;
-    running = false;
-    if (recorded && accelerator) {
-        wait_for_all(accelerator); /* an error of a kernel comes again, to those who wait for results */
+    XtStatus waited = XT_OK;
+    if (recorded) {
+        waited = wait_for_all(accelerator); /* an error of a kernel comes again, to those who wait for results */
         end_session((int)(sizeof kinds / sizeof *kinds));
     }
     pthread_mutex_lock(&lock);
+    running = false;
     *out = kernels;
     *count = kernel_count;
     *lost_count = lost;
     kernels = NULL;
     kernel_count = kernel_room = lost = 0;
     pthread_mutex_unlock(&lock);
-    if (recorded || !accelerator) return XT_OK;
+    if (recorded || !accelerator) return waited == XT_INTERRUPTED ? waited : XT_OK;
     return xt_error(XT_RUNTIME_ERROR, "no GPU was in use when the profile began");
 }

@@ -11,8 +11,8 @@ typedef struct XtKernel {
 } XtKernel;
 
 /* From now on they are recorded. Opens the library, and waits until the GPUs in use are idle. XT_OK, and nothing happens, where no GPU is
- * in use; an error, and nothing is recorded, says what is missing. One thread at a time. */
+ * in use; an error, and nothing is recorded, says what is missing; XT_INTERRUPTED: Ctrl-C. One thread at a time. */
 XtStatus xt_kernels_start(void);
 /* Waits for what was queued, and ends that. The caller frees *out, [*count]; *lost were without memory or times. It is an error, with an
- * empty list, that the first use of a GPU came after xt_kernels_start. */
+ * empty list, that the first use of a GPU came after xt_kernels_start. XT_INTERRUPTED: it has ended without the wait. */
 XtStatus xt_kernels_stop(XtKernel **out, int64_t *count, int64_t *lost);

@@ -20,3 +20,4 @@ int64_t xt_fail_storages(int64_t first, int64_t last);
 void xt_meta_plan(void);
 size_t xt_meta_planned(void);
 void xt_count_tensor(XtDevice device, int change);
+bool xt_memory_was_used(XtDevice device); /* a storage has been on it; its peak may be 0 again */

@@ -35,6 +35,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *cache[CACHE_CLASSES];
 #define INDICES 256                          /* of devices of one type: XtDevice.index is a byte */
 static XtMemoryStats stats[1 + 2 * INDICES]; /* the CPU, then CUDA's devices, then meta's */
+static bool used[1 + 2 * INDICES];           /* the same devices */
 static XtAllocator allocators[XT_DEVICE_TYPE_COUNT];
 
 static XtMemoryStats *stats_of(XtDevice device) {
@@ -160,7 +161,15 @@ static void count(XtDevice device, int64_t bytes, int blocks) {
     s->allocated += bytes;
     s->live_storages += blocks;
     if (s->allocated > s->peak) s->peak = s->allocated;
+    used[s - stats] = true;
     pthread_mutex_unlock(&lock);
+}
+
+bool xt_memory_was_used(XtDevice device) {
+    pthread_mutex_lock(&lock);
+    const bool was = used[stats_of(device) - stats];
+    pthread_mutex_unlock(&lock);
+    return was;
 }
 
 void xt_count_tensor(XtDevice device, int change) { __atomic_add_fetch(&stats_of(device)->live_tensors, change, __ATOMIC_RELAXED); }

@@ -418,15 +418,114 @@ import os, warnings
 warnings.simplefilter("ignore")
 x = xt.ones(3, device="cuda")
 with xt.profile() as found:
-    x.exp()
+    [x.exp() for _ in range(40_000)]  # more than a buffer holds: the parent has taken some
     if (child := os.fork()) == 0:
         found.stop()
-        os._exit(0)
+        os._exit(len(found.kernels))
     assert os.waitpid(child, 0)[1] == 0
 print(len(found.kernels))
 """
     done = run(tmp_path, fake, program)
-    assert (done.stdout, done.stderr) == ("1\n", "detached 1\n")
+    assert (done.stdout, done.stderr) == ("40000\n", "detached 1\n")
+
+
+def test_a_gpu_whose_memory_is_free_again_is_in_use(tmp_path, package: list[Path]) -> None:
+    """At the begin, and at the end, which else would leave CUPTI attached."""
+    program = """
+def free():
+    global x
+    x = None
+    xt.cuda.reset_peak_memory_stats()
+x = xt.ones(3, device="cuda").exp()
+for begin, end in ((0, 1), (1, 0), (1, 1), (0, 0)):
+    if begin:
+        free()
+    with xt.profile() as found:
+        x = xt.ones(3, device="cuda").exp()
+        if end:
+            free()
+    assert any("exp" in kernel.name or "unary" in kernel.name for kernel in found.kernels), (begin, end, found.kernel_table())
+"""
+    run(tmp_path, package, program)
+
+
+def test_ctrl_c_in_a_begin_leaves_no_profile(tmp_path, fake: list[Path]) -> None:
+    """Nor does it wait for a GPU that another thread keeps busy; the next profile records."""
+    program = """
+import os, signal, threading
+x = xt.ones(3, device="cuda")
+for act in ("start", "stop"):
+    found = xt.profile()
+    if act == "stop":
+        found.start()
+    os.environ["FAKE_DEVICE_BUSY"] = str(10**9)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        getattr(found, act)()
+        raise AssertionError("it has waited to the end")
+    except KeyboardInterrupt:
+        del os.environ["FAKE_DEVICE_BUSY"]
+    with xt.profile() as found:
+        x.exp()
+    print(found.no_kernels or len(found.kernels), len(found.roots))
+"""
+    assert run(tmp_path, fake, program).stdout == "1 1\n1 1\n"
+
+
+def test_a_signal_behind_a_begin_leaves_no_profile(tmp_path, fake: list[Path]) -> None:
+    """One that arrives when CUPTI records, and before Python knows."""
+    program = """
+from xtrain import _C
+from xtrain.profiling import recorder
+x = xt.ones(3, device="cuda")
+class Interrupted:
+    def __getattr__(self, name):
+        return getattr(_C, name)
+    def kernels_start(self):
+        _C.kernels_start()
+        raise KeyboardInterrupt
+recorder._C = Interrupted()
+try:
+    xt.profile().start()
+except KeyboardInterrupt:
+    recorder._C = _C
+with xt.profile() as found:
+    x.exp()
+print(found.no_kernels or len(found.kernels))
+"""
+    assert run(tmp_path, fake, program).stdout == "1\n"
+
+
+def test_a_profile_that_still_begins_is_not_ended(tmp_path, fake: list[Path]) -> None:
+    program = """
+import os, threading, time
+x = xt.ones(3, device="cuda")
+os.environ["FAKE_DEVICE_BUSY"] = "4000"
+found = xt.profile()
+thread = threading.Thread(target=found.start)
+thread.start()
+time.sleep(0.1)
+found.stop()
+thread.join()
+del os.environ["FAKE_DEVICE_BUSY"]
+x.exp()
+found.stop()
+print(found.no_kernels or len(found.kernels))
+"""
+    assert run(tmp_path, fake, program).stdout == "1\n"
+
+
+@pytest.mark.parametrize("function", ["Finalize", "GetTimestamp"])
+def test_a_cupti_without_a_function(tmp_path, fake: list[Path], function: str) -> None:
+    source = (
+        (ROOT / "tests/support/fakes/fake_cupti.c")
+        .read_text()
+        .replace(f"int cupti{function}(", f"int other{function}(")
+    )
+    library = tmp_path / "libcupti.so.99"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-xc", "-", "-o", library], input=source, text=True, check=True)
+    said = run(tmp_path, fake[:1], ONE_OP + ONE_OP, LD_LIBRARY_PATH=str(tmp_path)).stdout
+    assert said == 2 * f"{library} has no function cupti{function} 0\n"
 
 
 def test_records_are_read_as_nvidia_declares_them(tmp_path) -> None:

@@ -80,8 +80,15 @@ class profile:
         global _running
         if not _C.spans_start():
             raise RuntimeError("profile: another one is running in this process")
-        self._spans, _running = [], self
-        self.no_kernels = _C.kernels_start()
+        try:
+            self.no_kernels = _C.kernels_start()
+        except BaseException:  # Ctrl-C, say: the next profile may begin
+            try:
+                _C.kernels_stop()
+            finally:
+                _C.spans_stop()
+            raise
+        self._spans, _running = [], self  # from now on it can be ended, by another thread, too
 
     def stop(self) -> None:
         """End the recording: `roots` has what ran, in order, and what ran inside of that as its children; `kernels` has

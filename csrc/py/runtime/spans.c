@@ -39,7 +39,7 @@ static PyObject *run_kernels_start(PyBound *Py_UNUSED(bound)) {
     PyThreadState *saved = py_gil_leave(); /* it waits for the device */
     XtStatus status = xt_kernels_start();
     py_gil_enter(saved);
-    return why(status);
+    return status == XT_INTERRUPTED ? py_raise(status) : why(status);
 }
 
 static PyObject *run_kernels_stop(PyBound *Py_UNUSED(bound)) {
@@ -48,7 +48,12 @@ static PyObject *run_kernels_stop(PyBound *Py_UNUSED(bound)) {
     PyThreadState *saved = py_gil_leave();
     XtStatus status = xt_kernels_stop(&kernels, &count, &lost);
     py_gil_enter(saved);
-    PyObject *list = PyList_New((Py_ssize_t)count), *result = NULL;
+    if (status == XT_INTERRUPTED) {
+        free(kernels);
+        return py_raise(status);
+    }
+    PyObject *text = why(status); /* before Python code of a collection changes it */
+    PyObject *list = text == NULL ? NULL : PyList_New((Py_ssize_t)count), *result = NULL;
     for (int64_t i = 0; list != NULL && i < count; i++) {
         const XtKernel *kernel = &kernels[i];
         PyObject *name = PyUnicode_DecodeUTF8(kernel->name, (Py_ssize_t)strlen(kernel->name), "replace");
@@ -59,8 +64,7 @@ static PyObject *run_kernels_stop(PyBound *Py_UNUSED(bound)) {
         else PyList_SET_ITEM(list, (Py_ssize_t)i, row);
     }
     free(kernels);
-    PyObject *text = why(status);
-    if (list != NULL && text != NULL) result = Py_BuildValue("(OLO)", list, (long long)lost, text);
+    if (list != NULL) result = Py_BuildValue("(OLO)", list, (long long)lost, text);
     Py_XDECREF(list);
     Py_XDECREF(text);
     return result;

@@ -1,7 +1,7 @@
 /* fake_cupti.c - a libcupti for the device of fake_device.c, which tells it what has run. Compiled by fake_library.py.
  *
  * Its clock is ahead of ours by an hour. It stops the process where it is not used as CUPTI must be: what is enabled without a subscriber or
- * buffers, detached with a subscriber or before its records were taken, or called while it is detached.
+ * buffers, detached with a subscriber or before its records were taken, or called while it is detached. Names go when it is detached.
  *
  * FAKE_CUPTI_VERSION: of its API. FAKE_CUPTI_FAILS: "Subscribe 39", the function that fails, and its error. FAKE_CUPTI_SPOILS: how many of
  * the first records of a session have no times or wrong ones. FAKE_CUPTI_DROPS: how many records of a session it has dropped.
@@ -87,10 +87,13 @@ static void spoil(uint64_t *start, uint64_t *end) {
     else *end = *start - 1;
 }
 
+static char *kept[256];           /* a string a kernel */
+static char strings[1 << 14][64]; /* not of the heap, and elsewhere in each session */
+static int strings_made;
+
 /* name: a kernel's; "to host" and so on: a copy of so many bytes. */
 EXPORTED void fake_cupti_ran(const char *name, uint64_t start, int device, size_t bytes) {
     static const char *const copies[] = {NULL, "to device", "to host"};
-    static char kept[256][64];
     int kind = KERNEL, direction = 0, known = 0;
     for (int i = 1; i < 3; i++)
         if (!strcmp(name, copies[i])) kind = COPY, direction = i;
@@ -103,11 +106,14 @@ EXPORTED void fake_cupti_ran(const char *name, uint64_t start, int device, size_
         spoil(&record->start, &record->end);
         return;
     }
-    /* As nvcc would write `void SLOT_kernel<float, 4>(float*)`; a string a kernel. */
+    /* As nvcc would write `void SLOT_kernel<float, 4>(float*)`. */
     char mangled[64];
     snprintf(mangled, sizeof mangled, "_Z%zu%s_kernelIfLi4EEvPT_", strlen(name) + strlen("_kernel"), name);
-    while (known < 255 && kept[known][0] && strcmp(kept[known], mangled)) known++;
-    memcpy(kept[known], mangled, sizeof mangled);
+    while (known < 255 && kept[known] && strcmp(kept[known], mangled)) known++;
+    if (!kept[known]) {
+        kept[known] = strings[strings_made++ % (1 << 14)];
+        memcpy(kept[known], mangled, sizeof mangled);
+    }
     Kernel *record = room(sizeof *record);
     *record = (Kernel){.kind = KERNEL, .start = start, .end = now(), .name = kept[known]};
     record->device = (uint32_t)device, record->stream = 13;
@@ -150,7 +156,10 @@ EXPORTED int cuptiActivityRegisterCallbacks(Request asks, Completed ends) {
 }
 EXPORTED int cuptiActivityEnable(int kind) {
     if (!subscribed || !request) misused("enabled without a subscriber or buffers");
-    if (kind == FILL && fails("ActivityEnable")) return fails("ActivityEnable"); /* the last one */
+    if (kind == FILL && fails("ActivityEnable")) { /* the last one; another thread has launched a kernel by then */
+        fake_cupti_ran("early", now(), 0, 0);
+        return fails("ActivityEnable");
+    }
     enabled[kind] = true;
     return 0;
 }
@@ -188,6 +197,10 @@ EXPORTED int cuptiGetTimestamp(uint64_t *time) {
 EXPORTED int cuptiFinalize(void) {
     if (subscribed || buffer || enabled[KERNEL] || enabled[COPY] || enabled[FILL]) misused("detached while it is in use");
     request = NULL, completed = NULL;
+    for (int i = 0; i < 256 && kept[i]; i++) {
+        memset(kept[i], '?', strlen(kept[i]));
+        kept[i] = NULL;
+    }
     fprintf(stderr, "detached %d\n", sessions);
     return 0;
 }
