@@ -171,7 +171,8 @@ static XtStatus refused(const char *function, int error) {
 
 /* ---- records -------------------------------------------------------------------------------------------------------------------- */
 
-/* The names of kernels so far. Records of one kernel share a string of CUPTI's, which may go when it is detached. */
+/* The names of kernels so far. Records of one kernel share a string of CUPTI's, which may go when it is detached; then the next profile has
+ * another. */
 typedef struct Name {
     const char *theirs;
     char *mangled, *shown;
@@ -185,6 +186,11 @@ static const char *name_of(const char *theirs) {
     if (!theirs) return none;
     for (int i = 0; i < name_count; i++)
         if (names[i].theirs == theirs && strcmp(names[i].mangled, theirs) == 0) return names[i].shown;
+    for (int i = 0; i < name_count; i++)
+        if (strcmp(names[i].mangled, theirs) == 0) {
+            names[i].theirs = theirs;
+            return names[i].shown;
+        }
     if (name_count == name_room) {
         Name *grown = realloc(names, (size_t)(2 * name_room + 64) * sizeof *grown);
         if (!grown) return none;

@@ -515,6 +515,28 @@ print(found.no_kernels or len(found.kernels))
     assert run(tmp_path, fake, program).stdout == "1\n"
 
 
+def test_profiles_share_the_names_of_kernels(tmp_path, fake: list[Path]) -> None:
+    """Also where CUPTI has new strings for them each time: memory does not grow from profile to profile."""
+    program = """
+import ctypes
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena blocks small maps mapped top fast used free keep".split()]
+heap = ctypes.CDLL(None).mallinfo2
+heap.restype = Heap
+x = xt.ones(3, device="cuda")
+def profiles(count):
+    for _ in range(count):
+        with xt.profile() as found:
+            x.exp(), x.exp()
+    assert len({id(kernel.name) for kernel in found.kernels}) == 1 and len(found.kernels) == 2
+    return heap().used
+before = profiles(100)
+grown = profiles(1000) - before
+assert grown < 50_000, grown
+"""
+    run(tmp_path, fake, program)
+
+
 @pytest.mark.parametrize("function", ["Finalize", "GetTimestamp"])
 def test_a_cupti_without_a_function(tmp_path, fake: list[Path], function: str) -> None:
     source = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ def read(record: tuple[str, int, int, int, int, int]) -> Kernel:
     return Kernel(name, begin, end, device, stream, nbytes)
 
 
+@functools.lru_cache(maxsize=1024)  # few kernels, many records
 def short(name: str) -> str:
     """The name of a kernel without what it returns and takes: `sum_kernel<float>` of `void sum_kernel<float>(float*)`.
 
