@@ -281,6 +281,14 @@ def test_the_command(tmp_path) -> None:
     assert f"profile {tmp_path / 't.json'}" in done.stdout and "adamw_" in (tmp_path / "t.json").read_text()
 
 
+def test_the_command_names_no_trace_that_is_not_written(tmp_path) -> None:
+    """Its table is shown all the same."""
+    config = options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=3)
+    done = xtrain("train", *arguments(config), f"--profile={tmp_path / 'no/t.json'}")
+    assert done.returncode == 0 and "warning: the profile failed" in done.stdout + done.stderr
+    assert "profile, of which there is no trace\nname " in done.stdout and "perfetto" not in done.stdout
+
+
 @pytest.mark.parametrize("words", [["--profile"], ["--profile="], ["--profile", "--steps", "3"]])
 def test_the_option_needs_a_file(words) -> None:
     from xtrain.cli.train import command

@@ -44,7 +44,8 @@ def command(arguments: list[str]) -> int:
     result = Trainer(values, callbacks=profiles).run()
     for one in profiles:
         if one.table is not None:
-            print(f"profile {trace}, which ui.perfetto.dev shows\n{one.table}")
+            where = f" {trace}, which ui.perfetto.dev shows" if one.written else ", of which there is no trace"
+            print(f"profile{where}\n{one.table}")
     return {None: 0, "SIGHUP": 129, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}[result.stopped]
 
 

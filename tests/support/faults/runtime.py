@@ -246,6 +246,7 @@ FAULTS = [
     Fault("cupti: names of each profile", _CUPTI, "        if (strcmp(names[i].mangled, theirs) == 0) {\n", "        if (names[i].theirs == theirs) {\n", "a name is kept once", _PROFILED + "test_profiles_share_the_names_of_kernels"),
     Fault("kernels: a begin that fails stays", "xtrain/profiling/recorder.py", "                _C.kernels_stop()\n", "                pass\n", "the next profile may begin", _PROFILED + "test_a_signal_behind_a_begin_leaves_no_profile"),
     Fault("kernels: a string a record", "xtrain/profiling/kernels.py", "@functools.lru_cache(maxsize=1024)  # few kernels, many records\n", "", "kernels of a name share it", _PROFILED + "test_profiles_share_the_names_of_kernels"),
+    Fault("profile: no trace, but its name", "xtrain/cli/train.py", "if one.written else", "if True else", "written: whether its trace is", "tests/testing/test_profile.py::test_the_command_names_no_trace_that_is_not_written"),
     Fault("cupti: a field too early", _CUPTI, "    char launch[52];", "    char launch[44];", "records as NVIDIA declares them", _PROFILED + "test_records_are_read_as_nvidia_declares_them"),
     Fault("cupti: kernels alone", _CUPTI, "kinds[] = {CONCURRENT_KERNEL, COPY, FILL};", "kinds[] = {CONCURRENT_KERNEL};", "copies and fills, too", _PROFILED + "test_kernels_are_on_the_clock_of_ops"),
     Fault("curve: marks", "xtrain/notebook/curve.py", "if all(map(_fits, point))][-POINTS:]", "if all(map(_fits, point))]", "a few kilobytes at any number of steps", "tests/notebook/test_display.py::test_marks_are_the_last_ones"),

@@ -14,10 +14,12 @@ class ProfileWriter(Callback):
     """Skips `skip` steps, which warm up, records the next `steps`, and writes their trace to `path`: see xt.profile.
 
     Of a run with fewer steps the last are recorded; of several processes rank 0 alone records. A trace that cannot be
-    written is a warning. table: of the profile and of what ran on the GPU, once it is written.
+    written is a warning. table: of the profile and of what ran on the GPU, once it has ended. written: whether its
+    trace is.
     """
 
     table: str | None = None
+    written = False
 
     def __init__(self, path: str | os.PathLike[str], steps: int = 5, skip: int = 2) -> None:
         self._path, self._steps, self._skip = path, steps, skip
@@ -42,6 +44,7 @@ class ProfileWriter(Callback):
         self.table = "\n\n".join(filter(None, (found.table(), found.kernel_table())))
         try:
             found.save(self._path)
+            self.written = True
         except OSError as error:
             state.failed("the profile", error)
 
