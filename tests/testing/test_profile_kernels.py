@@ -444,7 +444,8 @@ for begin, end in ((0, 1), (1, 0), (1, 1), (0, 0)):
         x = xt.ones(3, device="cuda").exp()
         if end:
             free()
-    assert any("exp" in kernel.name or "unary" in kernel.name for kernel in found.kernels), (begin, end, found.kernel_table())
+    names = [kernel.name.lower() for kernel in found.kernels]
+    assert any("exp" in name or "unary" in name for name in names), (begin, end, names)
 """
     run(tmp_path, package, program)
 

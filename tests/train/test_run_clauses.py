@@ -408,9 +408,9 @@ def test_a_resumed_run_takes_the_tokenizer_of_its_checkpoint(tmp_path) -> None:
     """The directory of the option may have gone since."""
     (tmp_path / "checkpoint-00000001").mkdir()
     config = TrainConfig(data=str(text_file(tmp_path / "text.txt")), tokenizer=str(tmp_path / "gone"))
-    assert isinstance(parts.open_corpus(config, tmp_path / "checkpoint-00000001").tokenizer, ByteTokenizer)
+    assert isinstance(parts.open_corpus(config, tmp_path / "checkpoint-00000001", print).tokenizer, ByteTokenizer)
     with pytest.raises(DataError, match=r"gone must be a directory with a tokenizer\.json"):
-        parts.open_corpus(config, None)
+        parts.open_corpus(config, None, print)
 
 
 def test_a_lock_that_is_refused_leaves_no_descriptor(tmp_path) -> None:
