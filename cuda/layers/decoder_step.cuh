@@ -3,8 +3,8 @@
 #pragma once
 
 #include "arch/sm90.cuh"
+#include "common/rms_norm.cuh"
 #include "common/rope.cuh"
-#include "layers/rms_norm.cuh"
 
 enum {
     ROWS = 16,                          /* the most: those of the matrix unit */

@@ -4,7 +4,7 @@
 
 #include "arch/overlap.cuh"
 #include "arch/warp_ring.cuh"
-#include "layers/rms_norm.cuh"
+#include "common/rms_norm.cuh"
 
 static constexpr int BLOCK_BWD = 1024; /* most pieces in a row of a block */
 

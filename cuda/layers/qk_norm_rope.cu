@@ -23,9 +23,9 @@
  * time, and reads it twice; the shares of dw are a launch of their own.
  */
 #include "arch/overlap.cuh"
+#include "common/rms_norm.cuh"
 #include "common/rope.cuh"
 #include "contract/layers.h"
-#include "layers/rms_norm.cuh"
 
 static constexpr int HEADS_FWD = 4, HEADS_BWD = 2; /* R: heads of a group in flight together */
 static constexpr int FEW_ROWS = 16;                /* up to which a block makes the angles of its row */

@@ -3,7 +3,7 @@
 
 #include "arch/overlap.cuh"
 #include "arch/warp_ring.cuh"
-#include "layers/rms_norm.cuh"
+#include "common/rms_norm.cuh"
 
 static constexpr int BLOCK_BWD = 2048; /* most pieces in a row of a block */
 

@@ -1,5 +1,5 @@
 /* rms_norm.cuh - what kernels with a norm in them share: arithmetic on pieces of a row, the sum of the shares of dweight, and the
- * choice of a plan. Formulas and plans are in rms_norm.cu. */
+ * choice of a plan. Formulas and plans are in layers/rms_norm.cu. */
 #pragma once
 
 #include "arch/overlap.cuh"
