@@ -19,7 +19,8 @@
 /* Whether the device, and what the library was built for, have what a ring needs. */
 inline bool xt_has_ring(void) { return xt_built_for_sm90a() && xt_compute_capability() == 90; }
 
-/* Rows of a warp from which on a ring is faster than loads into registers: before, it is not full for long. */
+/* Rows of a warp from which on a ring is faster than loads into registers. With fewer, filling and emptying it takes longer than it
+ * gains. */
 static constexpr int XT_RING_ROWS = 8;
 
 /* Waits for what this lane has loaded from a stage, before __syncwarp() and fill(): a load may be on its way when the next instruction

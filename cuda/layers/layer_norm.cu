@@ -11,7 +11,7 @@
  * keeps two sums for every column in registers, so
  *
  *     narrow   up to 96 pieces of 16 bytes, 128 of four-byte elements and wider: lanes of a warp share a row. On Hopper, backward,
- *              rows of 16 bits that 32 lanes share come through a ring, as in rms_norm
+ *              rows of 16 bits that 32 lanes share (264 to 768 columns) come through a ring, if they are many and dx is asked for
  *     block    up to 4096 (forward) and 1024 (backward) pieces: a block has one row at a time
  *     long     all other rows, also unaligned ones: read three times forward, twice backward, all but the first from the cache
  *

@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 
 /* ---- narrow, on Hopper --------------------------------------------------------------------------------------------------------- */
 
-/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring, as in rms_norm_bwd.cuh (also FULL): the same bits. */
+/* A row of 16-bit elements that all 32 lanes share comes through the warp's ring, as in rms_norm_bwd.cuh: the same bits. FULL:
+ * every lane has columns in all V pieces, so none is asked. */
 template <typename T, int V, bool ADD, bool FULL>
 __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
     layer_norm_bwd_ring_kernel(T *dx, float *share, float *bias_share, const T *dy, const T *dtotal, const T *x, const T *weight,

@@ -9,7 +9,8 @@
  * Plan: a group of lanes has R neighbouring heads of one row. A lane has the same 16 bytes of both halves of each: the pairs that a
  * rotation joins lie in one lane, and so do the elements whose squares rms_norm's plans add first. The group loads the cosines and
  * sines of the row once for its R heads, from a table [places, 2, half] that a small launch makes in scratch memory first; it stays
- * in the cache. All launches begin early (overlap.cuh): rows are loaded while the table is made. Moved: every element once in and once
+ * in the cache. Its launches begin early (overlap.cuh): rows are loaded while the table is
+ * made. Those of the plain kernels do not, and have no wait. Moved: every element once in and once
  * out, backward two in and one out; dn and n never leave the registers.
  *
  * dw: as in rms_norm. Block b of P_i has the items b, b + P_i, ... of its part, keeps its share of dw in registers and writes it to

@@ -14,7 +14,8 @@
  *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane. V is 3
  *              where that leaves no lane idle, as for 384 and 768 columns, and 2 for 128 columns of 16 bits. A block of 256
  *              threads has 8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
- *              On Hopper, backward, rows of 16 bits that 32 lanes share come through a ring (arch/warp_ring.cuh), with the same bits.
+ *              On Hopper, backward with a sum, rows of 16 bits of four pieces a lane come through a ring (arch/warp_ring.cuh), if they
+ *              are many and dx is asked for: the same bits.
  *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has one row at a time, V pieces a thread.
  *     long     all other rows, also unaligned ones: a block reads a row twice, the second time from the cache. With plus_one (PLUS) all
  *              rows: 1 + w stands for w, and out is rounded once.

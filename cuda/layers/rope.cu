@@ -4,10 +4,13 @@
  *
  * x and out [rows, heads, D] with strides (row, head, 1). A rotation is orthogonal, so the backward turns dy by -angle: `inverse`.
  *
- * Plan: a line is the D elements of one head of one row. A block has a tile of consecutive lines, which are close in memory. A
- * thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines. It loads them all while the block
- * computes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than resident blocks,
- * so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines).
+ * Rows plan (rope_rows_kernel), for 16 bits, a multiple of four heads, and a power of two of pieces: a thread has four heads of a row.
+ *
+ * Tile plan, for all others, with the same bits: a line is the D elements of one head of one row. A block has a tile of consecutive
+ * lines, which are close in memory. A thread has 16 bytes of a (4 pairs in float32) and the matching 16 bytes of b of ITEMS lines. It
+ * loads them all while the block computes the cosines and sines of the tile's rows, each once, in shared memory. There are many more
+ * tiles than resident blocks, so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines).
+ *
  * Moved: every element once in and once out; one launch, no scratch memory, no table in global memory. It begins early (overlap.cuh).
  *
  * Frequencies: rope.cuh.

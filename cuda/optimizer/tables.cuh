@@ -1,8 +1,9 @@
 /* tables.cuh - one launch for a whole list of tensors.
  *
- * Every tensor is cut into pieces of PIECE elements, a block each, and the pieces of all tensors are numbered through. The list of
- * tensors is a kernel parameter (a Table by value): no copy to the device, nothing to keep alive, and a block finds its tensor by
- * bisection in constant memory. Lists that are longer than a table (some hundreds) take a launch per table.
+ * Every tensor is cut into pieces of PIECE elements, a block each (clipping: blocks take pieces in turns), and the pieces of all
+ * tensors are numbered through. The list of tensors is a kernel parameter (a Table by value): no copy to the device, nothing to
+ * keep alive, and a block finds its tensor by bisection in constant memory. Lists that are longer than a table (some hundreds)
+ * take a launch per table.
  */
 #pragma once
 

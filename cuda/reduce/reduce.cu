@@ -12,7 +12,7 @@
  *     result    up to about 8192 chunks: the same with 32 or 1024 instead of 8
  *
  * So 1e8 float32 of one sign are summed to the last digit. Lanes without a group hold 0, which changes no sum: where n is small,
- * 8 lanes do the work of 32. Two kernels read x:
+ * 8 lanes do the work of 32. Two plans read x:
  *
  *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk with a warp per segment. A group is one load
  *               if aligned; four are in flight. Few registers leave room for many warps, which hide the rest of the latency.
@@ -23,7 +23,8 @@
  *               one column at a time. On Hopper, sums of columns of 16 bits in more than one segment come by the copy engine, so that
  *               memory is busy while lanes meet.
  *
- * On Hopper, long rows with many chunks in all come by the copy engine, into a ring of each warp, where they are summed.
+ * On Hopper, sums of dense float32 or 16-bit rows of several chunks, where each block has several, come by the copy engine into a ring of
+ * each warp (sum_ring_kernel).
  *
  * Rows that need more leave partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and ARGMAX
  * are one kernel: MIN reverses the order of the elements (-x, ~x), and the position costs little. Memory bandwidth limits all of
@@ -478,8 +479,9 @@ static XtStatus launch_panels(const ReduceJob *p) {
     return XT_OK;
 }
 
-/* Whether a ring may bring the chunks of a job of rows: several for each block, and a segment for each warp. Rows of one chunk are
- * slower by it, 86 us for 72 (16384 x 8192, bfloat16): the warps of a block meet at the end of each. */
+/* Whether a ring may bring the chunks of a job of rows: several for each block, and a segment for each warp. In bfloat16 rows
+ * of one chunk are slower by it, 86 us for 72 (16384 x 8192): the warps of a block meet at the end of each. In float32 they would be
+ * 4 % faster. */
 template <typename C, int OP> static bool has_segments(const ReduceJob *p) {
     return OP == SUM && (std::is_same_v<C, uint16_t> || std::is_same_v<C, float>) && xt_has_ring() && p->vector &&
            p->reduced.ndim == 1 && p->chunked && p->chunks > 1 && p->chunk >= WARPS &&

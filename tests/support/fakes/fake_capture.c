@@ -28,8 +28,12 @@ int cudaMemPoolCreate(void **out, const void *props) { return (void)props, make(
 int cudaMemPoolSetAttribute(void *pool, int attribute, void *value) { return (void)pool, (void)attribute, (void)value, 0; }
 int cudaEventCreateWithFlags(void **out, unsigned flags) { return (void)flags, make(out); }
 int cudaHostAlloc(void **out, size_t nbytes, unsigned flags) { return (void)flags, *out = malloc(nbytes), 0; }
-int cudaGetLastError(void) { return 0; }
-int cudaPeekAtLastError(void) { return 0; }
+static int last_error;
+int cudaGetLastError(void) {
+    const int error = last_error;
+    return last_error = 0, error;
+}
+int cudaPeekAtLastError(void) { return last_error; }
 int cudaSetDevice(int device) { return (void)device, 0; }
 int cudaStreamSynchronize(void *stream) { return (void)stream, must_not("synchronize"), 0; }
 int cudaMemPoolTrimTo(void *pool, size_t nbytes) { return (void)pool, (void)nbytes, must_not("trim"), 0; }
@@ -77,7 +81,7 @@ int cudaGraphMemsetNodeGetParams(const Fill *node, void *out) {
 }
 static int neighbour(const Fill *node, int by, const void **out, size_t *count) {
     const int place = (int)(node - chain) + by;
-    if (out && node - chain == not_plain && by < 0) return LOSSY;
+    if (out && node - chain == not_plain && by < 0) return last_error = LOSSY;
     if (out) out[0] = &chain[place];
     return *count = place >= 0 && place < NODES, 0;
 }
