@@ -162,8 +162,8 @@ __device__ inline int item_back_from(const Table<Gradient> &table, int item, int
 }
 
 /* Blocks take pieces in turns, CLIPPING_BLOCKS at most on a multiprocessor: they are all there at once, so finding nothing to clip
- * costs one wave of empty blocks, not one for every thousand pieces. From the last piece to the first, as the L2 cache still has the
- * end of what the norm read. All gradients have dtype T. norm [1] */
+ * costs one wave of empty blocks, not one for every thousand pieces. From the last piece to the first, as the L2 cache may still have
+ * the end of what the norm read. All gradients have dtype T. norm [1] */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, CLIPPING_BLOCKS)
     clip_kernel(const float *norm, double max_norm, const __grid_constant__ Table<Gradient> table) {

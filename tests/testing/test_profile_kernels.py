@@ -124,13 +124,17 @@ def fake(tmp_path_factory) -> list[Path]:
     return [folder, make_cupti(tmp_path_factory.mktemp("cupti"))]
 
 
-@pytest.fixture(params=["fake", "gpu"])
-def package(request) -> list[Path]:
-    if request.param == "fake":
-        return request.getfixturevalue("fake")
+@pytest.fixture
+def gpu() -> list[Path]:
+    """The folder of this package, where there is a GPU."""
     if not xt.cuda.is_available():
         pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
     return [Path(xt.__file__).parent.parent]
+
+
+@pytest.fixture(params=["fake", "gpu"])
+def package(request) -> list[Path]:
+    return request.getfixturevalue(request.param)
 
 
 def run(folder: Path, package: list[Path], program: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -202,10 +206,8 @@ assert step.captured
 
 
 @pytest.mark.parametrize(("places", "memsets"), [(99, 0), (8192, 0), (8193, 1)])
-def test_a_graph_clears_little_memory_by_a_kernel(tmp_path, places: int, memsets: int) -> None:
+def test_a_graph_clears_little_memory_by_a_kernel(tmp_path, gpu: list[Path], places: int, memsets: int) -> None:
     """A memset, here of `scatter`, costs the host far more in each launch of a graph. Up to 64 KiB a kernel does the same."""
-    if not xt.cuda.is_available():
-        pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
     program = f"""
 index = xt.arange(2 * {places}, device="cuda") % {places}
 step = xt.cuda.graph(lambda x, source: x.scatter(0, index, source))
@@ -221,7 +223,7 @@ names = [kernel.name for kernel in found.kernels]
 assert sum("memset" in name for name in names) == {memsets}, names  # the driver has a kernel memset32
 assert sum("graph_fill_kernel" in name for name in names) == {1 - memsets}, names
 """
-    run(tmp_path, [Path(xt.__file__).parent.parent], program)
+    run(tmp_path, gpu, program)
 
 
 @pytest.mark.parametrize("again", [1, 3])
