@@ -65,6 +65,7 @@
     X(advance, XtAdvance)                      \
     X(attention_sinks_fwd, XtAttentionSinksFwd) \
     X(attention_sinks_bwd, XtAttentionSinksBwd) \
+    X(attention_documents, XtAttentionDocuments) \
     X(cached_attention, XtCachedAttention)     \
     X(decoder_step, XtDecoderStep)             \
     X(adamw, XtAdamW)                          \

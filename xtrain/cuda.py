@@ -101,8 +101,8 @@ def peak_flops(precision: str, device: _Device = None) -> int | None:
 def synchronize(device: _Device = None) -> None:
     """Wait for the work queued on a device. RuntimeError without CUDA.
 
-    Raises what the device found meanwhile: IndexError for a token id or a label out of range, CudaError for a kernel
-    that failed.
+    Raises what the device found meanwhile: IndexError for a token id or a label out of range, ValueError for documents
+    that overlap or leave a gap, CudaError for a kernel that failed.
     """
     _C.synchronize(_device(device))
 

@@ -16,8 +16,9 @@
  * alone and the host reads no value, so that a captured step takes other documents each time. Kernels read what they need directly:
  * the first tile of keys of query rows [i0, i1) is that of low(i0), the last that of high(i1 - 1) - 1. Keys [j0, j1) of a causal square
  * are seen by queries j0 <= i < min(end[j1 - 1], window > 0 ? j1 - 1 + window : S), and of one that is not by start[j0] <= i < end[j1 - 1].
- * A CPU kernel reports documents that break the rule (XT_VALUE_ERROR). A CUDA kernel reads start[t] as clamp(start[t], 0, t) and end[t] as
- * clamp(end[t], t + 1, S), so that it stays inside its tensors and every token sees itself; its results are then unspecified.
+ * Documents that break the rule are XT_VALUE_ERROR: at once on the CPU, at the next wait after a forward on CUDA, whose kernels read
+ * start[t] as clamp(start[t], 0, t) and end[t] as clamp(end[t], t + 1, S), so that they stay inside their tensors and every token sees
+ * itself; their results are then unspecified.
  */
 /* out[b,h,i] = sum_j P[i,j] v[b,h/(H/K),j], P = softmax_j(scale * q_i . k_j), over the keys that query i sees.
  * A row that sees nothing gives out = 0 and lse = -inf.
@@ -68,6 +69,18 @@ typedef struct XtAttentionSinksBwd {
     int64_t batch, heads, sq, dim;
     int64_t dout_stride[3], out_stride[3];
 } XtAttentionSinksBwd;
+
+/* Whether documents [B, 2, S] keep their rule: XT_VALUE_ERROR with the bounds of a token that breaks it, its place and its row.
+ * Forwards look themselves; this is for what reads documents before them. */
+typedef struct XtAttentionDocuments {
+    const int32_t *documents; /* NULL: none */
+    int64_t batch, seq;
+    int64_t stride[3]; /* of documents */
+} XtAttentionDocuments;
+
+static inline XtAttentionDocuments xt_dense_documents(const int32_t *documents, int64_t batch, int64_t seq) {
+    return (XtAttentionDocuments){documents, batch, seq, {2 * seq, seq, 1}};
+}
 
 /* One query per sequence, over keys and values that are kept. With n = positions[b]: keys[b, g, n] = k[b, g], values[b, g, n] = v[b, g];
  * out[b, h] = sum_j P[j] values[b, h / (H/K), j], P = softmax_j(scale * q[b, h] . keys[b, h / (H/K), j]) over j <= n and, with a

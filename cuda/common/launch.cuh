@@ -106,7 +106,7 @@ inline int64_t xt_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* ---- errors that only the data can show ----------------------------------------------------------------------------------- */
 
 /* A kernel that meets an index out of range writes it here and treats the element as absent (zeros). The next synchronisation
- * raises the error. */
+ * raises the error. Of documents: the bounds `value` and `limit` of the token `position` of a row. */
 typedef enum XtIndexSlot {
     XT_INDEX_EMBEDDING = 1,
     XT_INDEX_CROSS_ENTROPY = 2,
@@ -115,21 +115,24 @@ typedef enum XtIndexSlot {
     XT_INDEX_SCATTER = 5,
     XT_INDEX_SCATTER_ADD = 6,
     XT_INDEX_WRAPPED = 7, /* from here on negative ones count from the end: index */
-    XT_INDEX_PUT = 8
+    XT_INDEX_PUT = 8,
+    XT_DOCUMENTS = 9
 } XtIndexSlot;
 typedef struct XtIndexReport {
     unsigned taken; /* 0: no report, 1: being written, 2: complete */
     int slot;       /* XtIndexSlot */
-    long long position, value, limit;
+    long long position, value, limit, row;
 } XtIndexReport;
 XtIndexReport *xt_index_report(void); /* of this device: host memory that kernels can write; pass it to the kernel */
 
-__device__ inline void xt_report_index(XtIndexReport *report, XtIndexSlot slot, int64_t position, int64_t value, int64_t limit) {
+__device__ inline void xt_report_index(XtIndexReport *report, XtIndexSlot slot, int64_t position, int64_t value, int64_t limit,
+                                       int64_t row = 0) {
     if (atomicCAS(&report->taken, 0u, 1u) != 0u) return;
     report->slot = slot;
     report->position = position;
     report->value = value;
     report->limit = limit;
+    report->row = row;
     __threadfence_system(); /* the host may read while this kernel runs */
     *(volatile unsigned *)&report->taken = 2;
 }

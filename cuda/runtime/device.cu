@@ -121,11 +121,16 @@ XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *size
 static XtStatus look_at_report(Device *device) {
     volatile XtIndexReport *report = device->report;
     if (report->taken != 2) return XT_OK;
-    long long position = report->position, value = report->value, limit = report->limit;
+    long long position = report->position, value = report->value, limit = report->limit, row = report->row;
     int slot = report->slot;
     report->taken = 0;
     if (slot == XT_INDEX_EMBEDDING)
         return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %lld), got %lld at position %lld", limit, value, position);
+    if (slot == XT_DOCUMENTS)
+        return xt_error(XT_VALUE_ERROR,
+                        "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got %lld to %lld "
+                        "at token %lld of row %lld",
+                        value, limit, position, row);
     if (slot >= XT_INDEX_GATHER) {
         static const char *const op[] = {"gather", "scatter", "scatter_add", "index", "index_put"};
         return xt_error(XT_INDEX_ERROR, "%s: index must be in [%lld, %lld), got %lld at position %lld", op[slot - XT_INDEX_GATHER],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bounds import FIT, every_bounds
 from runs import python
 
 import xtrain as xt
 import xtrain.functional as F
-from xtrain import _C
+from xtrain import _C, models
 from xtrain.optable.table import array
 
 pytestmark = [
@@ -81,14 +82,85 @@ def test_a_document_has_the_bits_that_it_has_alone() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_documents_that_break_the_rule_end(causal: bool) -> None:
-    """Any answer, but nobody waits for ever, and nothing outside the tensors is touched."""
+    """Any numbers, but nobody waits for ever, and nothing outside the tensors is touched; the next wait tells of it, once."""
     rng = np.random.default_rng(2)
     x = xt.tensor(rng.standard_normal((2, 4, 700, 128)).astype(np.float32)).to("cuda").bfloat16()
     wild = xt.tensor(rng.integers(-2000, 3000, (2, 2, 700)).astype(np.int32), device="cuda")
     q = x.detach().requires_grad_()
     _C.scaled_dot_product_attention(q, q, q, causal, None, False, "flash", wild).backward(x)
+    with pytest.raises(ValueError, match=FIT):
+        xt.cuda.synchronize()
     xt.cuda.synchronize()
     assert q.grad is not None and q.grad.shape == x.shape
+
+
+def broken(values: np.ndarray | list) -> xt.Tensor:
+    """Bounds [rows, 2, tokens] that are right but for these."""
+    return xt.tensor(np.array(values, np.int32), device="cuda")
+
+
+def test_the_check_tells_right_bounds_from_wrong_ones() -> None:
+    """Of all small bounds, in a second row, dense and not; alone, and by a forward of every implementation."""
+    q = {tokens: xt.zeros(2, 0, tokens, 8, device="cuda") for tokens in (2, 3)}
+    backends = _C.attention_backends(_C.device("cuda"))
+    for count, (bounds, right) in enumerate(every_bounds()):
+        tokens = bounds.shape[1]
+        good = F.document_bounds([[tokens]], device="cpu").numpy()[0]
+        wide = broken(np.repeat(np.stack([good, bounds]), 2, 2))[:, :, ::2]
+        heads, backend = q[tokens], backends[count % len(backends)]
+        for documents in (broken([good, bounds]), wide):
+            for look in (
+                lambda documents=documents: _C.check_documents(documents),
+                lambda documents=documents, heads=heads, backend=backend: F.scaled_dot_product_attention(
+                    heads, heads, heads, documents=documents, backend=backend
+                ),
+            ):
+                look()
+                if right:
+                    xt.cuda.synchronize()
+                    continue
+                with pytest.raises(ValueError, match=FIT + r"-?\d to -?\d at token \d of row 1$"):
+                    xt.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
+    "documents, got",
+    [
+        (([0, 0, 3, 3], [2, 2, 4, 4]), "3 to 4 at token 2 of row 1"),  # a gap
+        (([0, 0, 1, 1], [2, 2, 4, 4]), "1 to 4 at token 2 of row 1"),  # the second begins in the first
+        (([0, 0, 2, 2], [2, 2, 5, 5]), "2 to 5 at token 2 of row 1"),  # beyond the row
+        (([0, 0, 2, 1], [2, 2, 4, 4]), "1 to 4 at token 3 of row 1"),
+    ],
+)
+def test_a_wrong_token_is_named(documents: tuple[list[int], list[int]], got: str) -> None:
+    """By attention, by attention that is composed, and by models, before they look positions up; eagerly and in a replay."""
+    right = F.document_bounds([[4], [1, 3]], device="cuda")
+    bounds = broken([[[0] * 4, [4] * 4], documents])
+    config = models.GPT2Config(vocab_size=7, n_positions=4, n_embd=8, n_layer=1, n_head=2, attn_pdrop=0.5)
+    model, ids = models.GPT2(config).to("cuda"), xt.zeros(2, 4, dtype=xt.int64, device="cuda")
+    q = xt.ones(2, 1, 4, 8, device="cuda")
+    calls = (
+        lambda given: F.scaled_dot_product_attention(q, q, q, is_causal=True, documents=given),
+        lambda given: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5, documents=given),
+        lambda given: model.eval()(ids, documents=given),
+        lambda given: model.train()(ids, documents=given),
+    )
+    for call in calls:
+        call(right)
+        xt.cuda.synchronize()
+        call(bounds)
+        with pytest.raises(ValueError, match=FIT + got + "$"):
+            xt.cuda.synchronize()
+    step = xt.cuda.graph(calls[0])
+    for _ in range(4):
+        step(right)
+    xt.cuda.synchronize()
+    assert step.captured
+    step(bounds)
+    with pytest.raises(ValueError, match=FIT + got + "$"):
+        xt.cuda.synchronize()
+    step(right)
+    xt.cuda.synchronize()
 
 
 def test_warpgroups_that_see_other_tiles_go_on_together() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 import threading
 
 import numpy as np
 import pytest
+from bounds import FIT, every_bounds
 
 import xtrain as xt
 import xtrain.functional as F
@@ -159,9 +160,6 @@ def broken(*starts_and_ends: tuple[list[int], list[int]]) -> xt.Tensor:
     return xt.tensor(np.array(starts_and_ends, np.int32), device="cpu")
 
 
-FIT = "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got "
-
-
 BROKEN = pytest.mark.parametrize(
     "documents, got",
     [
@@ -250,7 +248,7 @@ def test_the_check_leaves_hooks_alone() -> None:
 
 @pytest.mark.on_cpu
 def test_the_check_says_what_the_op_says() -> None:
-    """Of all bounds of two tokens from -1 to 3, of three from 0 to 3, of none; and of what is not dense."""
+    """Of all small bounds, of none; of what is not dense; and of what are no bounds."""
 
     def said(check, *given) -> str | None:
         try:
@@ -263,19 +261,21 @@ def test_the_check_says_what_the_op_says() -> None:
         none = xt.empty(2, 0, documents.shape[2], 1)
         F.scaled_dot_product_attention(none, none, none, documents=documents)
 
-    right = 0
-    for tokens, values in ((2, range(-1, 4)), (3, range(4))):
-        for some in itertools.product(values, repeat=2 * tokens):
-            bounds = np.array(some, np.int32).reshape(2, tokens)
-            good = np.array([[0] * tokens, [tokens] * tokens], np.int32)
-            wide = xt.tensor(np.repeat(np.stack([good, bounds]), 2, 2))
-            for documents in (xt.tensor(np.stack([bounds, bounds])), wide[:, :, ::2]):
-                want = said(attend, documents)
-                assert said(check_rows, documents) == want, some
-                right += want is None
-    assert right == 2 * (2 + 4), "one document, or as many as the ways to cut a row"
+    for bounds, right in every_bounds():
+        good = F.document_bounds([[bounds.shape[1]]]).numpy()[0]
+        wide = xt.tensor(np.repeat(np.stack([good, bounds]), 2, 2))
+        for documents in (xt.tensor(np.stack([good, bounds])), wide[:, :, ::2]):
+            want = said(attend, documents)
+            assert (want is None) == right, bounds
+            assert want is None or re.fullmatch(FIT + r"-?\d to -?\d at token \d of row 1", want), want
+            assert said(check_rows, documents) == want, bounds
     check_rows(xt.zeros(2, 2, 0, dtype=xt.int32))
     check_rows(xt.zeros(0, 2, 3, dtype=xt.int32))
+    for shape, dtype in (((2, 2, 3), xt.float32), ((2, 2, 3), xt.int64), ((2, 3, 3), xt.int32), ((2, 2), xt.int32)):
+        given = xt.zeros(shape, dtype=dtype)
+        text = rf"^check_documents: documents must be int32 \[B, 2, S\], got {dtype.name} {re.escape(str(shape))}$"
+        with pytest.raises(ValueError, match=text):
+            _C.check_documents(given)
 
 
 def test_what_is_refused() -> None:

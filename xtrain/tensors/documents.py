@@ -83,26 +83,11 @@ def check_bounds(op: str, documents: Any, batch: int, tokens: int) -> None:
 
 
 def check_rows(documents: _Tensor) -> None:
-    """What a kernel of attention checks (csrc/cpu/attention/documents.c), before positions or attention composed of
-    other functions read documents, of the shape of check_bounds: ValueError where they do not fill each row one behind
-    the other. On a CPU alone, as there: the host would wait for another device. By NumPy, in the tensor's own memory: a
-    call of an op would be told to hooks.
+    """What a kernel of attention checks, before positions or attention composed of other functions read documents, of
+    the shape of check_bounds: ValueError where they do not fill each row one behind the other, on a GPU at the next
+    wait. No call of an op, which would be told to hooks.
     """
-    if documents.device.type != "cpu":
-        return
-    bounds = documents.numpy()
-    starts, ends = bounds[:, 0], bounds[:, 1]  # [B, S] each
-    place = np.arange(starts.shape[1], dtype=np.int32)  # [S]
-    begins = np.ones(starts.shape, bool)
-    begins[:, 1:] = ends[:, :-1] == place[1:]
-    right = begins & (starts == place) & (ends > place) & (ends <= len(place))
-    right[:, 1:] |= ~begins[:, 1:] & (starts[:, 1:] == starts[:, :-1]) & (ends[:, 1:] == ends[:, :-1])
-    if not right.all():
-        row, token = np.argwhere(~right)[0]
-        raise ValueError(
-            "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got "
-            f"{starts[row, token]} to {ends[row, token]} at token {token} of row {row}"
-        )
+    _C.check_documents(documents)
 
 
 def positions_in(documents: _Tensor) -> _Tensor:

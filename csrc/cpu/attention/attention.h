@@ -34,8 +34,11 @@ XT_INLINE XtSeen xt_seen(bool causal, int64_t window, int64_t row, int64_t sq, i
     return end > start ? (XtSeen){start, end} : (XtSeen){start, start};
 }
 
-/* XT_VALUE_ERROR where documents [batch, 2, seq] are not documents one behind the other that fill each row. */
-XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq);
+/* As XtAttentionDocuments, of dense ones. Also before a backward: memory may have changed, and no address may be wrong. */
+XT_INLINE XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq) {
+    XtAttentionDocuments p = xt_dense_documents(documents, batch, seq);
+    return xt_cpu_attention_documents(&p);
+}
 
 /* Queries and keys that see no others: those of an entry of the batch, or of a document. An implementation sets what is below skv. */
 typedef struct XtPart {

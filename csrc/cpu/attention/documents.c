@@ -6,18 +6,19 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq) {
-    for (int64_t b = 0; documents && b < batch; b++) {
-        const int32_t *start = documents + 2 * b * seq, *end = start + seq; /* [seq] each */
-        for (int64_t i = 0; i < seq; i++) {
-            bool begins = i == 0 || i == end[i - 1];
-            bool right = begins ? start[i] == i && end[i] > i && end[i] <= seq : start[i] == start[i - 1] && end[i] == end[i - 1];
+XtStatus xt_cpu_attention_documents(const XtAttentionDocuments *p) {
+    const int64_t seq = p->seq, step = p->stride[2];
+    for (int64_t b = 0; p->documents && b < p->batch; b++) {
+        const int32_t *start = p->documents + b * p->stride[0], *end = start + p->stride[1]; /* [seq] each */
+        for (int64_t i = 0; i < seq; i++, start += step, end += step) {
+            bool begins = i == 0 || i == end[-step];
+            bool right = begins ? *start == i && *end > i && *end <= seq : *start == start[-step] && *end == end[-step];
             if (!right)
                 return xt_error(
                     XT_VALUE_ERROR,
                     "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got %d to %d "
                     "at token %" PRId64 " of row %" PRId64,
-                    (int)start[i], (int)end[i], i, b);
+                    (int)*start, (int)*end, i, b);
         }
     }
     return XT_OK;

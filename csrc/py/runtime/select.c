@@ -48,6 +48,24 @@ static PyObject *run_use_backend(PyBound *bound) {
     return py_raise(status);
 }
 
+/* ---- documents ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *run_check_documents(PyBound *bound) {
+    const XtTensor *t = bound->arg[0].tensor;
+    if (t->dtype != XT_INT32 || t->ndim != 3 || t->shape[1] != 2) {
+        PyErr_Format(PyExc_ValueError, "check_documents: documents must be int32 [B, 2, S], got %s %s", xt_dtype_name(t->dtype),
+                     xt_shape_text(t->ndim, t->shape));
+        return NULL;
+    }
+    XtAttentionDocuments p = {t->data, t->shape[0], t->shape[2], {t->strides[0], t->strides[1], t->strides[2]}};
+    const XtBackend *backend;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_backend_for(t->storage->device, &backend);
+    if (status == XT_OK) status = backend->attention_documents(&p);
+    py_gil_enter(saved);
+    return status == XT_OK ? Py_NewRef(Py_None) : py_raise(status);
+}
+
 /* ---- a problem from its sizes ---------------------------------------------------------------------------------------- */
 
 /* No memory is read: tensors lie `offset` bytes behind a multiple of 256. */
@@ -235,6 +253,11 @@ const PyFunction py_select_functions[] = {
      "documents,\n"
      "a window of so many keys, and a softcap.",
      ATTENTION, NULL},
+    {"check_documents", "documents: Tensor -> None", run_check_documents,
+     "What a forward of attention says of documents int32 [B, 2, S] that break their rule, without a call of an op: ValueError, "
+     "on\n"
+     "a GPU at the next wait.",
+     0, NULL},
     {"explain_chunk", "sizes: ints, dtype: dtype = 'float32' -> (int, bool)", run_explain_chunk,
      "For linear_cross_entropy of sizes (rows, C, V): the rows of logits that it makes at once, and whether its forward makes the "
      "gradients.",

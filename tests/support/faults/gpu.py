@@ -25,6 +25,7 @@ _LN = f"{_OPS} tests/ops/test_fused.py tests/ops/test_layer_norm.py -k layer_nor
 _QK = f"{_OPS} tests/ops/test_fused.py tests/cuda/test_generation_kernels.py -k 'qk_norm_rope or rotated_heads'"
 _PICKING = f"{_OPS} tests/ops/test_picking.py {_CUDA} -k 'test_picking or scatter or gather or index'"
 _ANYWHERE = f"{_EDGES}test_each_tensor_may_begin_at_any_element"
+_SPANS = "tests/cuda/test_attention_spans.py"
 _NORMS = "tests/ops/test_layer_norm.py::"
 _TREE = "tests/distributed/test_tree_sum.py::"
 _EMA = f"{_OPS} tests/nn/test_ema.py -k ema"
@@ -160,6 +161,11 @@ FAULTS = [
     Fault("gpu attention: lse of a row that sees nothing", _A + "flash_hopper_fwd.cu", "sq + i] = i + past > 0 ? lse : -INFINITY;", "sq + i] = lse;", "a row that sees nothing gives lse = -inf", f"tests/ops/test_masked_attention.py {_FLASH[:-1]} or sink'"),
     Fault("gpu gemm hopper: lanes of a matrix", _G + "hopper.cuh", "x[0] = odd ? c : even_low, x[1] = odd ? odd_low : c,", "x[0] = odd ? odd_low : c, x[1] = odd ? c : even_low,", "h has the bits of swiglu", "tests/cuda/test_swiglu_mlp.py::test_h_comes_with_the_gradients_of_gate_and_up"),
     Fault("gpu gemm hopper: no h", _G + "hopper.cu", "return p->extra ? run<HOPPER_SWIGLU_BOTH>(p) : run<HOPPER_SWIGLU_BWD>(p);", "return run<HOPPER_SWIGLU_BWD>(p);", "extra gets silu(gate) up", "tests/cuda/test_swiglu_mlp.py::test_h_comes_with_the_gradients_of_gate_and_up"),
+    # ---- documents ------------------------------------------------------------------------------------------------------
+    Fault("gpu documents: nobody looks", _A + "select.cu", "    XT_CHECK(xt_cuda_attention_documents(&documents));\n", "    (void)documents;\n", "every forward looks at its documents", f"{_SPANS} -k 'break_the_rule or from_wrong_ones'"),
+    Fault("gpu documents: a gap", _A + "attention_documents.cu", "*start == i && *end > i", "*end > i", "documents leave no gap", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: an end behind the row", _A + "attention_documents.cu", " && *end <= p.seq", "", "documents end with the row", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: any row", _A + "attention_documents.cu", "*start, *end, b);", "*start, *end);", "the row is named", f"{_SPANS} -k 'from_wrong_ones or token_is_named'"),
     # ---- convolutions ---------------------------------------------------------------------------------------------------
     Fault("gpu conv1d: dweight of no samples", "cuda/conv/conv1d.cu", "if (p->dweight && weights > 0)", "if (p->dweight && weights > 0 && s.batch > 0)", "the sum over no samples is 0", f"{_OPS} -k conv1d:direct"),
     Fault("gpu causal_conv1d: infinity behind the end", "cuda/conv/causal_conv1d.cu", "if (!INSIDE && i >= there) {", "if (!INSIDE && i >= there + taps) {", "0 times a slope that is not finite would be NaN", "tests/conv/test_conv1d.py::test_sums_behind_the_last_row_have_no_slope"),

@@ -457,7 +457,7 @@ FAULTS = [
         "a document has the bits that it has alone", "tests/ops/test_documents.py::test_a_document_has_the_bits_that_it_has_alone",
     ),
     Fault(
-        "attention: documents that overlap", "csrc/cpu/attention/documents.c", "start[i] == start[i - 1] && end[i] == end[i - 1]", "true",
+        "attention: documents that overlap", "csrc/cpu/attention/documents.c", "*start == start[-step] && *end == end[-step]", "true",
         "documents lie one behind the other", "tests/ops/test_documents.py::test_documents_that_break_the_rule",
     ),
     # ---- hyper-connections
