@@ -104,6 +104,11 @@ def test_stats() -> None:
     assert (low, high, mean, nans, infs) == (-1, 7, 3, 0, 0)
 
 
+def test_documents() -> None:
+    """The `attention_documents` kernel by what `xtrain check` does; more in test_documents.py and test_attention_spans.py."""
+    assert OTHER_KERNELS["attention_documents"][1](str(_C.get_default_device())) == ""
+
+
 def test_compare() -> None:
     """The `compare` kernel against NumPy: every pair of dtypes, any strides, values that are not finite, several segments."""
     rng = np.random.default_rng(7)

@@ -54,9 +54,31 @@ def compare(device: str) -> str:
     return ""
 
 
+def documents(device: str) -> str:
+    """Bounds of right documents are taken; one wrong bound, of all that there are in a row of three, is told."""
+    right = np.array([[[0, 0, 0], [3, 3, 3]], [[0, 1, 1], [1, 3, 3]]], np.int32)
+    changes = [None, *((side, token, step) for side in (0, 1) for token in range(3) for step in (-1, 1))]
+    for change in changes:
+        bounds = right.copy()
+        if change is not None:
+            side, token, step = change
+            bounds[1, side, token] += step
+        told = ""
+        try:
+            _C.check_documents(_C.tensor(bounds, device=device))
+            if _C.device(device).type == "cuda":
+                _C.synchronize(_C.device(device))
+        except ValueError as error:
+            told = str(error)
+        if bool(told) == (change is None) or not told.endswith("of row 1" if told else ""):
+            return f"documents with {change} changed are answered by {told!r}"
+    return ""
+
+
 # slot -> (the test in tests/ops/test_ops.py that exercises it, a check that returns what is wrong or "")
 OTHER_KERNELS: dict[str, tuple[str, Any]] = {
     "stats": ("test_stats", stats),
     "compare": ("test_compare", compare),
+    "attention_documents": ("test_documents", documents),
     "mhc_pre_bwd": ("test_mhc_identities", identities),  # an op, too: this is what needs no reference
 }
