@@ -109,6 +109,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "on_ready": lambda: _C.on_ready([], lambda index: None),
     "backward": lambda: _C.backward([_C.tensor(1.0, requires_grad=True) * 2]),
     "build_info": _C.build_info,
+    "check_documents": lambda: _C.check_documents(_C.tensor([[[0, 0], [2, 2]]], _C.int32)),
     "compare": lambda: _C.compare(x(), x(), 0.0, 0.0),
     "cpu_features": _C.cpu_features,
     "cuda_counters": _C.cuda_counters,
