@@ -288,8 +288,8 @@ def scaled_dot_product_attention(
 
     documents: int32 [B, 2, S], of `document_bounds`, for rows that hold several documents: a token sees its own alone;
     Sq must be Skv. window, with is_causal: a query sees this many keys, itself included (Child et al. 2019, Beltagy et
-    al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, which a GPU
-    does not check, as the host would wait for it; and for a window below 1.
+    al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, on a GPU
+    at the next wait; and for a window below 1.
 
     sinks [H], of query's dtype: one more logit of each head in the denominator, learned, with no value (gpt-oss, arXiv
     2508.10925), so that a query may attend to nothing. softcap: a score s becomes softcap * tanh(s / softcap) before
@@ -346,7 +346,6 @@ def _check_composed(
         _check_bounds("scaled_dot_product_attention", documents, batch, rows)
         if rows != cols:
             refuse("documents must be None where query and key differ in length", f"{rows} and {cols} tokens")
-        _check_rows(documents)
     if window is not None and (window < 1 or not is_causal):
         refuse("window must be at least 1" if window < 1 else "window must be None without is_causal", window)
     if sinks is not None:
@@ -361,6 +360,8 @@ def _check_composed(
         refuse("attn_mask must be None with documents", "both")
     if mask is not None:
         _check_mask(mask, is_causal, (batch, heads, rows, cols))
+    if documents is not None:  # last: a GPU reports it later, and a call that is refused has asked for nothing
+        _check_rows(documents)
 
 
 def _refuse_attention(rule: str, got: object, kind: type[Exception] = ValueError) -> NoReturn:

@@ -70,12 +70,12 @@ typedef struct XtAttentionSinksBwd {
     int64_t dout_stride[3], out_stride[3];
 } XtAttentionSinksBwd;
 
-/* Whether documents [B, 2, S] keep their rule: XT_VALUE_ERROR with the bounds of a token that breaks it, its place and its row.
- * Forwards look themselves; this is for what reads documents before them. */
+/* Checks documents [B, 2, S]: XT_VALUE_ERROR (when: above) with the bounds, place and row of a token that breaks the rule, the first one on
+ * the CPU, any of them on CUDA. Each forward makes this check; call it where documents are read before attention. */
 typedef struct XtAttentionDocuments {
     const int32_t *documents; /* NULL: none */
     int64_t batch, seq;
-    int64_t stride[3]; /* of documents */
+    int64_t stride[3]; /* of documents, in elements */
 } XtAttentionDocuments;
 
 static inline XtAttentionDocuments xt_dense_documents(const int32_t *documents, int64_t batch, int64_t seq) {

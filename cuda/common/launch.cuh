@@ -106,7 +106,7 @@ inline int64_t xt_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* ---- errors that only the data can show ----------------------------------------------------------------------------------- */
 
 /* A kernel that meets an index out of range writes it here and treats the element as absent (zeros). The next synchronisation
- * raises the error. Of documents: the bounds `value` and `limit` of the token `position` of a row. */
+ * raises the error. */
 typedef enum XtIndexSlot {
     XT_INDEX_EMBEDDING = 1,
     XT_INDEX_CROSS_ENTROPY = 2,
@@ -114,9 +114,9 @@ typedef enum XtIndexSlot {
     XT_INDEX_GATHER = 4,
     XT_INDEX_SCATTER = 5,
     XT_INDEX_SCATTER_ADD = 6,
-    XT_INDEX_WRAPPED = 7, /* from here on negative ones count from the end: index */
+    XT_INDEX_WRAPPED = 7, /* index; this one and the next: negative ones count from the end */
     XT_INDEX_PUT = 8,
-    XT_DOCUMENTS = 9
+    XT_DOCUMENTS = 9 /* no index: value and limit are the bounds of token `position` of a row */
 } XtIndexSlot;
 typedef struct XtIndexReport {
     unsigned taken; /* 0: no report, 1: being written, 2: complete */

@@ -2,7 +2,7 @@
  *
  * A device has one compute stream; memory.cu allocates in its order. Copies from the host go through a ring of pinned pieces: they
  * are queued like kernels, and the caller may reuse its memory at once. Copies to the host wait for the stream, and then raise what
- * the device has reported: an index out of range, a failed kernel.
+ * the device has reported: an index out of range, documents that break their rule, a failed kernel.
  */
 #include "attention/attention.cuh"
 #include "cublas.cuh"
@@ -116,7 +116,7 @@ XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *size
     return xt_error(XT_CUDA_ERROR, "%s: %s (%s)", text, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* Raises the index that a kernel has reported, if any. The caller has waited for the stream; another thread may have queued
+/* Raises the index or the documents that a kernel has reported, if any. The caller has waited for the stream; another thread may have queued
  * more. */
 static XtStatus look_at_report(Device *device) {
     volatile XtIndexReport *report = device->report;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bounds import FIT, every_bounds
+from arrays import FIT, every_bounds
 from runs import python
 
 import xtrain as xt
@@ -100,7 +100,7 @@ def broken(values: np.ndarray | list) -> xt.Tensor:
 
 
 def test_the_check_tells_right_bounds_from_wrong_ones() -> None:
-    """Of all small bounds, in a second row, dense and not; alone, and by a forward of every implementation."""
+    """Of all small bounds, in a second row, dense and not; alone, and by a forward."""
     q = {tokens: xt.zeros(2, 0, tokens, 8, device="cuda") for tokens in (2, 3)}
     backends = _C.attention_backends(_C.device("cuda"))
     for count, (bounds, right) in enumerate(every_bounds()):
@@ -133,7 +133,7 @@ def test_the_check_tells_right_bounds_from_wrong_ones() -> None:
     ],
 )
 def test_a_wrong_token_is_named(documents: tuple[list[int], list[int]], got: str) -> None:
-    """By attention, by attention that is composed, and by models, before they look positions up; eagerly and in a replay."""
+    """By attention, also in a replay, by attention that is composed, and by models, before they read positions."""
     right = F.document_bounds([[4], [1, 3]], device="cuda")
     bounds = broken([[[0] * 4, [4] * 4], documents])
     config = models.GPT2Config(vocab_size=7, n_positions=4, n_embd=8, n_layer=1, n_head=2, attn_pdrop=0.5)

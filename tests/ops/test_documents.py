@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from bounds import FIT, every_bounds
+from arrays import FIT, every_bounds
 
 import xtrain as xt
 import xtrain.functional as F
@@ -271,11 +271,15 @@ def test_the_check_says_what_the_op_says() -> None:
             assert said(check_rows, documents) == want, bounds
     check_rows(xt.zeros(2, 2, 0, dtype=xt.int32))
     check_rows(xt.zeros(0, 2, 3, dtype=xt.int32))
-    for shape, dtype in (((2, 2, 3), xt.float32), ((2, 2, 3), xt.int64), ((2, 3, 3), xt.int32), ((2, 2), xt.int32)):
-        given = xt.zeros(shape, dtype=dtype)
-        text = rf"^check_documents: documents must be int32 \[B, 2, S\], got {dtype.name} {re.escape(str(shape))}$"
-        with pytest.raises(ValueError, match=text):
-            _C.check_documents(given)
+    assert _C.check_documents(xt.ones(2, 2, 3, dtype=xt.int32, device="meta")) is None
+    for shape, dtype, kind, text in (
+        ((2, 2, 3), xt.float32, TypeError, "dtype int32, got float32"),
+        ((2, 2, 3), xt.int64, TypeError, "dtype int32, got int64"),
+        ((2, 3, 3), xt.int32, ValueError, "shape (B, 2, S), got (2, 3, 3)"),
+        ((2, 2), xt.int32, ValueError, "shape (B, 2, S), got (2, 2)"),
+    ):
+        with pytest.raises(kind, match=f"^check_documents: documents must have {re.escape(text)}$"):
+            _C.check_documents(xt.zeros(shape, dtype=dtype))
 
 
 def test_what_is_refused() -> None:

@@ -83,9 +83,9 @@ def check_bounds(op: str, documents: Any, batch: int, tokens: int) -> None:
 
 
 def check_rows(documents: _Tensor) -> None:
-    """What a kernel of attention checks, before positions or attention composed of other functions read documents, of
-    the shape of check_bounds: ValueError where they do not fill each row one behind the other, on a GPU at the next
-    wait. No call of an op, which would be told to hooks.
+    """Checks documents of the shape of check_bounds before positions or composed attention read them: ValueError where
+    they do not fill each row one behind the other, on a GPU at the next wait. It is not an op, so hooks are not called.
+    In a capture an op must take the same documents, which keeps their memory for the replays.
     """
     _C.check_documents(documents)
 

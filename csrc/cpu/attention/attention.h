@@ -34,7 +34,7 @@ XT_INLINE XtSeen xt_seen(bool causal, int64_t window, int64_t row, int64_t sq, i
     return end > start ? (XtSeen){start, end} : (XtSeen){start, start};
 }
 
-/* As XtAttentionDocuments, of dense ones. Also before a backward: memory may have changed, and no address may be wrong. */
+/* XtAttentionDocuments of dense ones. A backward checks again: the memory may have changed since the forward, and bounds become addresses. */
 XT_INLINE XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq) {
     XtAttentionDocuments p = xt_dense_documents(documents, batch, seq);
     return xt_cpu_attention_documents(&p);

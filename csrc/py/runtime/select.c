@@ -1,4 +1,5 @@
-/* select.c - implementations of products and of attention: their names, the name in force, and why one is chosen. */
+/* select.c - implementations of products and of attention: their names, the name in force, and why one is chosen; the check of documents
+ * that attention makes. */
 #include "contract/attention.h"
 #include "contract/backend.h"
 #include "contract/gemm.h"
@@ -52,8 +53,12 @@ static PyObject *run_use_backend(PyBound *bound) {
 
 static PyObject *run_check_documents(PyBound *bound) {
     const XtTensor *t = bound->arg[0].tensor;
-    if (t->dtype != XT_INT32 || t->ndim != 3 || t->shape[1] != 2) {
-        PyErr_Format(PyExc_ValueError, "check_documents: documents must be int32 [B, 2, S], got %s %s", xt_dtype_name(t->dtype),
+    if (t->dtype != XT_INT32) {
+        PyErr_Format(PyExc_TypeError, "check_documents: documents must have dtype int32, got %s", xt_dtype_name(t->dtype));
+        return NULL;
+    }
+    if (t->ndim != 3 || t->shape[1] != 2) {
+        PyErr_Format(PyExc_ValueError, "check_documents: documents must have shape (B, 2, S), got %s",
                      xt_shape_text(t->ndim, t->shape));
         return NULL;
     }
@@ -254,9 +259,8 @@ const PyFunction py_select_functions[] = {
      "a window of so many keys, and a softcap.",
      ATTENTION, NULL},
     {"check_documents", "documents: Tensor -> None", run_check_documents,
-     "What a forward of attention says of documents int32 [B, 2, S] that break their rule, without a call of an op: ValueError, "
-     "on\n"
-     "a GPU at the next wait.",
+     "The check that a forward of attention makes of documents int32 [B, 2, S], without a call of an op.\n"
+     "ValueError for those that break the rule, on a GPU at the next wait. In a capture an op must take the same tensor.",
      0, NULL},
     {"explain_chunk", "sizes: ints, dtype: dtype = 'float32' -> (int, bool)", run_explain_chunk,
      "For linear_cross_entropy of sizes (rows, C, V): the rows of logits that it makes at once, and whether its forward makes the "

@@ -5,6 +5,7 @@
  * of a graph before each replay, which must not read what it has not written.
  *
  * Token ids and targets out of range are as on a GPU: the kernel goes on without them, and the next wait raises what was reported first.
+ * Documents that break their rule are refused at once, unlike there.
  *
  * FAKE_EPILOGUES: products have an implementation with epilogues.
  * FAKE_DEVICE_COUNT: how many devices; 0 makes it a machine without one. FAKE_DEVICE_UUID, FAKE_DEVICE_NAME: which GPU it is.
