@@ -53,6 +53,15 @@ def test_a_file_without_text_is_no_folder(lines: str, tmp_path) -> None:
     assert not (tmp_path / "x.tokens").exists()
 
 
+@pytest.mark.parametrize("content", ["text".encode("utf-16"), b"a\0b"])
+def test_a_file_that_is_no_text_is_not_called_empty(content: bytes, tmp_path) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"^data: \S*a\.txt holds no UTF-8 text: it has a zero byte, or begins as a binary"
+    ):
+        data.prepare(tmp_path / "a.txt", tmp_path / "x.tokens")
+
+
 def written(source: Path, name: str, **options) -> bytes:
     out = source.parent / name
     data.prepare(source, out, **options)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from arrays import FIT, every_bounds
+from runs import python
 
 import xtrain as xt
 import xtrain.functional as F
@@ -265,10 +266,10 @@ def test_the_check_says_what_the_op_says() -> None:
         good = F.document_bounds([[bounds.shape[1]]]).numpy()[0]
         wide = xt.tensor(np.repeat(np.stack([good, bounds]), 2, 2))
         for documents in (xt.tensor(np.stack([good, bounds])), wide[:, :, ::2]):
-            want = said(attend, documents)
-            assert (want is None) == right, bounds
-            assert want is None or re.fullmatch(FIT + r"-?\d to -?\d at token \d of row 1", want), want
-            assert said(check_rows, documents) == want, bounds
+            found = said(check_rows, documents)
+            assert (found is None) == right, bounds  # before attention reads them
+            assert found is None or re.fullmatch(FIT + r"-?\d to -?\d at token \d of row 1", found), found
+            assert said(attend, documents) == found, bounds
     check_rows(xt.zeros(2, 2, 0, dtype=xt.int32))
     check_rows(xt.zeros(0, 2, 3, dtype=xt.int32))
     assert _C.check_documents(xt.ones(2, 2, 3, dtype=xt.int32, device="meta")) is None
@@ -298,10 +299,53 @@ def test_what_is_refused() -> None:
         (lambda: attend(q, k, v, **more, documents=q), TypeError, name + "documents must have dtype int32, got float32"),
         (lambda: attend(q, k, v, **more, documents=bounds[:1]), ValueError, name + r"documents must have shape \(2, 2, 9\), got"),
         (lambda: attend(q, k[:, :, 1:], v[:, :, 1:], **more, documents=bounds), ValueError, name + "documents must be None where"),
+        (lambda: attend(q, k, v, **more, documents=bounds.to("meta")), ValueError, name + "documents must be on the device of query, "),
         (lambda: attend(q, q, q, xt.ones(9, 9), documents=bounds), ValueError, name + "attn_mask must be None with documents"),
     ):  # fmt: skip
         with pytest.raises(kind, match=text):
             call()
+
+
+def test_models_refuse_documents_of_another_device() -> None:
+    from xtrain import models  # above this room
+
+    config = models.LlamaConfig(
+        vocab_size=7, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    ids, documents = xt.zeros(2, 9, dtype=xt.int64), F.document_bounds(LENGTHS, device="cpu").to("meta")
+    with pytest.raises(ValueError, match="^Llama: documents must be on the device of ids, .*, got meta"):
+        models.Llama(config)(ids, documents=documents)
+
+
+def test_documents_that_another_thread_changes_lead_nowhere_else() -> None:
+    """In a process of its own: a ValueError or any numbers, but no address outside the tensors. Both kinds of rows are right."""
+    code = """
+import threading, time
+import numpy as np
+import xtrain as xt
+import xtrain.functional as F
+rows = 20000
+few = np.tile(F.document_bounds([[4, 4]]).numpy(), (rows, 1, 1))
+many = np.tile(F.document_bounds([[1] * 8]).numpy(), (rows, 1, 1))
+memory, done = few.copy(), threading.Event()
+def change():
+    while not done.is_set():
+        memory[:] = many
+        memory[:] = few
+thread = threading.Thread(target=change)
+thread.start()
+q, bounds, end = xt.randn(rows, 1, 8, 4), xt.from_numpy(memory), time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        F.scaled_dot_product_attention(q, q, q, documents=bounds)
+    except ValueError:
+        pass
+done.set()
+thread.join()
+print("done")
+"""
+    done = python("-c", code, timeout=60)
+    assert done.stdout == "done\n", done.stdout + done.stderr
 
 
 def test_a_model_takes_positions_beside_documents_and_no_caches(monkeypatch) -> None:

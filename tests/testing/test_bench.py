@@ -344,6 +344,7 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         (("gemm", "--backends", "magic"), "few, amx, bf16, blas, tiled, naive"),
         (("gemm", "--device", "cuda:99"), "--device cuda:99: "),
         (("gemm", "--device", "tpu"), "tpu"),
+        (("gemm", "--device", "meta"), "--device meta: it computes nothing; must be cpu, cuda or cuda:N"),
         (("gemm", "--threads", "-1"), "-1"),
         (("gemm", "--threads", "x"), "whole number"),
         (("gemm", "--json", "/no/such/place/x"), "/no/such/place"),

@@ -192,6 +192,8 @@ def choose_device(text: str) -> str:
     """The name of a device that can be used."""
     try:
         device = _C.device(text)
+        if device.type == "meta":
+            raise ValueError("it computes nothing; must be cpu, cuda or cuda:N")
         _C.gemm_backends(device)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"--device {text}: {' '.join(str(error).split())}") from None

@@ -92,6 +92,8 @@ def prepare(
                     progress(written.count)
         if not written.count:
             none = "no document that is not empty" if files == [source] else "no text files, or empty ones alone"
+            if files == [source] and os.path.getsize(source) and not (is_packed(source) or holds_text(source)):
+                none = "no UTF-8 text: it has a zero byte, or begins as a binary format"
             raise DataError(f"data: {source} holds {none}")
         written.finish(stream, tokenizer, vocab)
 

@@ -72,14 +72,16 @@ def bounds_of(lengths: Any) -> np.ndarray:
     return np.repeat(np.stack([ends - lengths, ends]), lengths, 1).astype(np.int32)
 
 
-def check_bounds(op: str, documents: Any, batch: int, tokens: int) -> None:
-    """TypeError or ValueError where documents are no int32 [batch, 2, tokens]."""
+def check_bounds(op: str, documents: Any, batch: int, tokens: int, name: str, device: Any) -> None:
+    """TypeError or ValueError where documents are no int32 [batch, 2, tokens] on the device of the argument `name`."""
     if not isinstance(documents, _Tensor):
         raise TypeError(f"{op}: documents must be a Tensor, got {type(documents).__name__}")
     if documents.dtype != _C.int32:
         raise TypeError(f"{op}: documents must have dtype int32, got {documents.dtype.name}")
     if tuple(documents.shape) != (batch, 2, tokens):
         raise ValueError(f"{op}: documents must have shape {(batch, 2, tokens)}, got {tuple(documents.shape)}")
+    if documents.device != device:
+        raise ValueError(f"{op}: documents must be on the device of {name}, {device}, got {documents.device}")
 
 
 def check_rows(documents: _Tensor) -> None:

@@ -27,16 +27,19 @@ XtStatus xt_cpu_attention_documents(const XtAttentionDocuments *p) {
 XtStatus xt_attention_parts(const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, XtPart **parts, int64_t *count) {
     XT_CHECK(xt_check_documents(documents, batch, sq));
     XtPart *list = NULL;
+    int64_t room = 0;
     for (int round = 0; round < 2; round++) { /* the first one counts */
         int64_t n = 0;
         for (int64_t b = 0; b < batch; b++) {
             const int32_t *end = documents ? documents + (2 * b + 1) * sq : NULL; /* [sq] */
-            for (int64_t first = 0; first < (end ? sq : 1); n++) {
+            for (int64_t first = 0; first < (end ? sq : 1) && (!list || n < room); n++) {
                 int64_t length = end ? end[first] - first : sq;
+                if (end && (length < 1 || length > sq - first)) length = sq - first; /* changed since the check, by another thread */
                 if (list) list[n] = (XtPart){.b = b, .first = first, .sq = length, .skv = end ? length : skv, .shares = 1};
                 first += end ? length : 1;
             }
         }
+        room = n;
         *parts = list, *count = n;
         if (!list && n && !(list = malloc((size_t)n * sizeof *list)))
             return xt_error(XT_OUT_OF_MEMORY, "attention: no memory for a list of %lld documents", (long long)n);

@@ -163,12 +163,12 @@ FAULTS = [
     Fault("gpu gemm hopper: no h", _G + "hopper.cu", "return p->extra ? run<HOPPER_SWIGLU_BOTH>(p) : run<HOPPER_SWIGLU_BWD>(p);", "return run<HOPPER_SWIGLU_BWD>(p);", "extra gets silu(gate) up", "tests/cuda/test_swiglu_mlp.py::test_h_comes_with_the_gradients_of_gate_and_up"),
     # ---- documents ------------------------------------------------------------------------------------------------------
     Fault("gpu documents: no check", _A + "select.cu", "    XT_CHECK(xt_cuda_attention_documents(&documents));\n", "    (void)documents;\n", "every forward checks its documents", f"{_SPANS} -k 'break_the_rule or from_wrong_ones'"),
-    Fault("gpu documents: a gap", _A + "attention_documents.cu", "*start == i && *end > i", "*end > i", "documents leave no gap", f"{_SPANS} -k from_wrong_ones"),
-    Fault("gpu documents: an end behind the row", _A + "attention_documents.cu", " && *end <= p.seq", "", "documents end with the row", f"{_SPANS} -k from_wrong_ones"),
-    Fault("gpu documents: a document of nothing", _A + "attention_documents.cu", "*end > i && *end <= p.seq", "*end <= p.seq", "an end is behind its token", f"{_SPANS} -k from_wrong_ones"),
-    Fault("gpu documents: tokens of one document differ", _A + "attention_documents.cu", "*start == start[-step] && *end == end[-step]", "*start == start[-step]", "documents do not overlap", f"{_SPANS} -k from_wrong_ones"),
-    Fault("gpu documents: what is not dense", _A + "attention_documents.cu", "step = p.stride[2]", "step = 1", "documents have strides", f"{_SPANS} -k from_wrong_ones"),
-    Fault("gpu documents: any row", _A + "attention_documents.cu", "*start, *end, b);", "*start, *end);", "the row is named", f"{_SPANS} -k 'from_wrong_ones or token_is_named'"),
+    Fault("gpu documents: a gap", _A + "documents.cu", "*start == i && *end > i", "*end > i", "documents leave no gap", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: an end behind the row", _A + "documents.cu", " && *end <= p.seq", "", "documents end with the row", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: a document of nothing", _A + "documents.cu", "*end > i && *end <= p.seq", "*end <= p.seq", "an end is behind its token", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: tokens of one document differ", _A + "documents.cu", "*start == start[-step] && *end == end[-step]", "*start == start[-step]", "documents do not overlap", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: what is not dense", _A + "documents.cu", "step = p.stride[2]", "step = 1", "documents have strides", f"{_SPANS} -k from_wrong_ones"),
+    Fault("gpu documents: any row", _A + "documents.cu", "*start, *end, b);", "*start, *end);", "the row is named", f"{_SPANS} -k 'from_wrong_ones or token_is_named'"),
     # ---- convolutions ---------------------------------------------------------------------------------------------------
     Fault("gpu conv1d: dweight of no samples", "cuda/conv/conv1d.cu", "if (p->dweight && weights > 0)", "if (p->dweight && weights > 0 && s.batch > 0)", "the sum over no samples is 0", f"{_OPS} -k conv1d:direct"),
     Fault("gpu causal_conv1d: infinity behind the end", "cuda/conv/causal_conv1d.cu", "if (!INSIDE && i >= there) {", "if (!INSIDE && i >= there + taps) {", "0 times a slope that is not finite would be NaN", "tests/conv/test_conv1d.py::test_sums_behind_the_last_row_have_no_slope"),

@@ -1,4 +1,4 @@
-/* attention_documents.cu - checks that documents keep the rule of contract/attention.h, before attention or positions read them.
+/* documents.cu - checks that documents keep the rule of contract/attention.h, before attention or positions read them.
  *
  *     token i begins a document where i = 0 or i = end[i - 1]:  start[i] = i < end[i] <= S
  *     every other token has the bounds of the one before it
