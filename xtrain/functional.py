@@ -343,7 +343,7 @@ def _check_composed(
     if backend is not None:
         refuse("backend must be None with attn_mask or dropout_p", repr(backend))
     if documents is not None:
-        _check_bounds("scaled_dot_product_attention", documents, batch, rows, "query", query.device)
+        _check_bounds("scaled_dot_product_attention", documents, batch, rows, name="query", device=query.device)
         if rows != cols:
             refuse("documents must be None where query and key differ in length", f"{rows} and {cols} tokens")
     if window is not None and (window < 1 or not is_causal):

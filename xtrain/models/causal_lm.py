@@ -94,7 +94,7 @@ class CausalLM(LanguageModel):
         """Positions, and what else the trunk gets: (documents,), or nothing."""
         if documents is None:
             return positions, ()
-        check_bounds(self.config.family, documents, *ids.shape, "ids", ids.device)
+        check_bounds(self.config.family, documents, *ids.shape, name="ids", device=ids.device)
         if caches is not None:
             raise ValueError(f"{self.config.family}: documents must be None with caches, got both")
         check_rows(documents)

@@ -72,7 +72,7 @@ def bounds_of(lengths: Any) -> np.ndarray:
     return np.repeat(np.stack([ends - lengths, ends]), lengths, 1).astype(np.int32)
 
 
-def check_bounds(op: str, documents: Any, batch: int, tokens: int, name: str, device: Any) -> None:
+def check_bounds(op: str, documents: Any, batch: int, tokens: int, *, name: str, device: Any) -> None:
     """TypeError or ValueError where documents are no int32 [batch, 2, tokens] on the device of the argument `name`."""
     if not isinstance(documents, _Tensor):
         raise TypeError(f"{op}: documents must be a Tensor, got {type(documents).__name__}")
