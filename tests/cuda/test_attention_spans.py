@@ -95,7 +95,7 @@ def test_documents_that_break_the_rule_end(causal: bool) -> None:
 
 
 def broken(values: np.ndarray | list) -> xt.Tensor:
-    """Bounds [rows, 2, tokens] that are right but for these."""
+    """Bounds [rows, 2, tokens] that `document_bounds` would not make."""
     return xt.tensor(np.array(values, np.int32), device="cuda")
 
 
