@@ -119,6 +119,7 @@ template <typename T> static cudaError_t replace_fill(cudaGraph_t graph, cudaGra
 }
 
 static cudaError_t replace_fills(cudaGraph_t graph, size_t count) {
+    if (count == 0) return cudaSuccess; /* a step that queues nothing: CUDA refuses an empty array */
     cudaGraphNode_t *nodes = (cudaGraphNode_t *)malloc(count * sizeof *nodes);
     if (!nodes) return cudaSuccess; /* memsets are slower, not wrong */
     cudaError_t error = cudaGraphGetNodes(graph, nodes, &count);

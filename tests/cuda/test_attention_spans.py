@@ -124,6 +124,34 @@ def test_the_check_tells_right_bounds_from_wrong_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    "kernel, dtype, dim",
+    [
+        ("flash_hopper", "bfloat16", 128),
+        ("flash_half", "bfloat16", 32),
+        ("flash", "float32", 64),
+        ("materialized", "float32", 40),
+        ("reference", "float32", 40),
+    ],
+)
+def test_each_kernel_checks_its_documents(kernel: str, dtype: str, dim: int) -> None:
+    sizes, name = (2, 2, 1, 70, 70, dim), kernel.partition("_")[0]
+    found = _C.explain_attention(sizes, dtype, device="cuda", backend=name, documents=True)
+    runs = next(row[1] for row in found if row[2] is None)
+    if kernel == "flash_hopper" and runs != kernel:
+        pytest.skip("needs a GPU of compute capability 9.0")
+    assert runs == kernel
+    q, k = (xt.zeros(2, heads, 70, dim, device="cuda", dtype=getattr(xt, dtype)) for heads in (2, 1))
+    right = F.document_bounds([[70], [30, 40]], device="cpu").numpy()
+    wrong = right.copy()
+    wrong[1, 1, 69] = 69
+    F.scaled_dot_product_attention(q, k, k, enable_gqa=True, documents=broken(right), backend=name)
+    xt.cuda.synchronize()
+    F.scaled_dot_product_attention(q, k, k, enable_gqa=True, documents=broken(wrong), backend=name)
+    with pytest.raises(ValueError, match=FIT + "30 to 69 at token 69 of row 1$"):
+        xt.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
     "documents, got",
     [
         (([0, 0, 3, 3], [2, 2, 4, 4]), "3 to 4 at token 2 of row 1"),  # a gap

@@ -415,6 +415,8 @@ def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime
         "0 capturing, 0 graphs, 0 executables, 0 blocks of the driver",
         "capture: 0",
         "beside a small region: 2 blocks of the driver",
+        "end of nothing: 0",
+        "replay: 0",
     ]
 
 

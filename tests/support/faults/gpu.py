@@ -37,6 +37,7 @@ _FLASH = f"{_CUDA} tests/cuda/test_attention_spans.py -k 'errs_at_most_twice and
 FAULTS = [
     # ---- memory, devices, graphs ----------------------------------------------------------------------------------------
     Fault("gpu memory: a region that outlives its graph", _R + "memory.cu", "        if (region->abandoned && region->arena.blocks == 0) free_region(memory, region);\n", "", "a region goes back to the pool with the last tensor in it", _REGIONS),
+    Fault("gpu graph: nodes of nothing", _R + "graph.cu", "    if (count == 0) return cudaSuccess; /* a step that queues nothing: CUDA refuses an empty array */\n", "", "a step that queues nothing is captured", "tests/cuda/test_cuda_library.py::test_a_capture_makes_no_call_that_cannot_be_captured"),
     Fault("gpu graph: memsets stay", _R + "graph.cu", "if (error || type != cudaGraphNodeTypeMemset) continue;", "continue;", "small ones become kernels", "tests/testing/test_profile_kernels.py::test_a_graph_clears_little_memory_by_a_kernel"),
     Fault("gpu graph: fills with zeros", _R + "graph.cu", "value = (T)p->value;", "value = 0;", "the kernel does what the memset did", "tests/cuda/test_cuda_library.py::test_a_capture_makes_no_call_that_cannot_be_captured"),
     Fault("gpu memory: blocks released during a capture", _R + "memory.cu", "        put_back(memory, late->data, late->nbytes);\n", "        if (!late->data) put_back(memory, late->data, late->nbytes);\n", "they go to the free lists or the pool when the capture has ended", _REGIONS),
