@@ -109,6 +109,10 @@ XT_INLINE XtStatus xt_need_float(const char *argument, XtDtype dtype) {
     return xt_error(XT_TYPE_ERROR, "%s must have a floating point dtype, got %s", argument, xt_dtype_name(dtype));
 }
 
+/* *p, read once. Another thread may write to the tensors of a user while a kernel reads them: an integer that becomes an address is read
+ * with this into a local, which is checked right before it is used, whatever was checked before. */
+#define XT_READ_ONCE(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+
 /* Rows per piece of work so that a piece has about `target` elements: a function of the shape only. */
 XT_INLINE int64_t xt_row_grain(int64_t cols, int64_t target) {
     int64_t grain = target / (cols > 0 ? cols : 1);

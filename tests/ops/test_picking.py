@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 
@@ -271,3 +272,62 @@ def test_cumsum_of_integers() -> None:
         xt.tensor(3).cumsum(7)
     big = np.full(5, 2**62, np.int64)
     assert xt.tensor(big).cumsum(0).tolist() == np.cumsum(big).tolist(), "wraps around"
+
+
+# Memory that is right, what is given, and a call that reads the memory as x, in Python. Rows are many, so that some change under a kernel.
+CHANGED = {
+    "embedding": ("i % 8", "w = xt.randn(8, 16)", "F.embedding(x, w)"),
+    "embedding_column": ("i % 8", "w = xt.randn(8, 1)", "F.embedding(x, w)"),
+    "embedding_bwd": ("i % 8", "y = F.embedding(x, xt.randn(8, 1, requires_grad=True)).sum()", "y.backward(retain_graph=True)"),
+    "embedding_bwd_few": ("i % 8", "y = F.embedding(x, xt.randn(2**18, 1, requires_grad=True)).sum()", "y.backward(retain_graph=True)"),
+    "cross_entropy": ("i % 8", "w = xt.randn(len(i), 8)", "F.cross_entropy(w, x)"),
+    "cross_entropy_bwd": ("i % 8", "y = F.cross_entropy(xt.randn(len(i), 8, requires_grad=True), x)", "y.backward(retain_graph=True)"),
+    "chunks": ("i % 8", "a, w = (xt.randn(n, 1, requires_grad=True) for n in (len(i), 8))", "F.linear_cross_entropy(a, w, x, chunk_rows=5000).backward()"),
+    "gather": ("i % 8", "w = xt.randn(8, requires_grad=True)", "w.gather(0, x).sum().backward()"),
+    "reference": ("np.tile(F.document_bounds([[4, 4]]).numpy(), (2000, 1, 1))", "q = xt.randn(2000, 1, 8, 4, requires_grad=True); _C.use_attention_backend('reference')", "F.scaled_dot_product_attention(q, q, q, documents=x).sum().backward()"),
+}  # fmt: skip
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_another_thread_changes_leads_nowhere_else(name: str) -> None:
+    """In a process of its own: integers and logits that become addresses are right at one moment and far outside at the next. An error or any
+    numbers may be the answer, but no address outside the tensors.
+    """
+    memory, given, call = CHANGED[name]
+    code = f"""
+import threading, time
+import numpy as np
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+i = np.arange(20000)
+right = {memory}
+wrong = right + np.array({{"int64": 2**40, "int32": [[-(2**30)], [2**30]], "float32": -1e9}}[right.dtype.name], right.dtype)
+if right.dtype == np.float32:
+    wrong[:, -1] = 1e9
+memory, done = right.copy(), threading.Event()
+def change():
+    while not done.is_set():
+        memory[:] = right
+        time.sleep(1e-4)
+        memory[:] = wrong
+        memory[:] = right  # at once, and later
+        memory[:] = wrong
+        time.sleep(1e-4)
+x = xt.from_numpy(memory)
+{given}
+thread = threading.Thread(target=change, daemon=True)
+thread.start()
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    try:
+        {call}
+    except (IndexError, ValueError):
+        pass
+done.set()
+thread.join()
+print("done")
+"""
+    done = python("-c", code, timeout=60)
+    assert done.stdout == "done\n", done.stdout + done.stderr

@@ -43,7 +43,7 @@ static XtStatus NAME(attend_groups)(void *context, int64_t begin, int64_t end) {
     XT_CHECK(xt_scratch((size_t)(p->length + p->dim) * sizeof(ACC), &scratch));
     ACC *s = scratch, *sum_v = s + p->length; /* [L], [D] */
     for (int64_t bg = begin; bg < end; bg++) {
-        const int64_t b = bg / p->kv_heads, g = bg % p->kv_heads, position = p->positions[b];
+        const int64_t b = bg / p->kv_heads, g = bg % p->kv_heads, position = XT_READ_ONCE(p->positions + b);
         const bool known = position >= 0 && position < p->length;
         T *keys = (T *)p->keys + bg * size, *values = (T *)p->values + bg * size; /* [L, D] */
         if (known && p->dim > 0) { /* memcpy takes no NULL, which heads without elements may have */

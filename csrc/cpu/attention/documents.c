@@ -33,7 +33,7 @@ XtStatus xt_attention_parts(const int32_t *documents, int64_t batch, int64_t sq,
         for (int64_t b = 0; b < batch; b++) {
             const int32_t *end = documents ? documents + (2 * b + 1) * sq : NULL; /* [sq] */
             for (int64_t first = 0; first < (end ? sq : 1) && (!list || n < room); n++) {
-                int64_t length = end ? end[first] - first : sq;
+                int64_t length = end ? XT_READ_ONCE(end + first) - first : sq;
                 /* Another thread may change bounds after the check. */
                 if (end && (length < 1 || length > sq - first)) length = sq - first;
                 if (list) list[n] = (XtPart){.b = b, .first = first, .sq = length, .skv = end ? length : skv, .shares = 1};

@@ -9,6 +9,15 @@
 #ifndef T
 #include "attention.h"
 #include "cpu/gemm/gemm.h"
+
+/* What query i of entry b sees: no key outside the sequence, also by bounds that another thread has changed since the check. */
+static XtSeen keys_of(const int32_t *documents, bool causal, int64_t window, int64_t b, int64_t i, int64_t sq, int64_t skv) {
+    if (!documents) return xt_seen(causal, window, i, sq, skv, 0, skv);
+    const int32_t *at = documents + 2 * b * sq + i; /* start; the end is sq further */
+    const int64_t start = XT_READ_ONCE(at), end = XT_READ_ONCE(at + sq);
+    return xt_seen(causal, window, i, sq, skv, start > 0 ? start : 0, end < skv ? end : skv);
+}
+
 #define XT_TEMPLATE "cpu/attention/reference.c"
 
 #include "cpu/each_float.h"
@@ -45,8 +54,7 @@ static XtStatus NAME(forward_heads)(void *context, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < p->sq; i++) {
             const T *q = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [D] */
             T *out = (T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];   /* [D] */
-            const int32_t *at = p->documents ? p->documents + 2 * b * p->sq + i : NULL; /* start; the end is sq further */
-            const XtSeen seen = xt_seen(p->causal, p->window, i, p->sq, p->skv, at ? at[0] : 0, at ? at[p->sq] : p->skv);
+            const XtSeen seen = keys_of(p->documents, p->causal, p->window, b, i, p->sq, p->skv);
             ACC max = -INFINITY, sum = 0;
             for (int64_t j = seen.begin; j < seen.end; j++) {
                 s[j] = (ACC)p->scale * NAME(dot)(q, k + j * p->k_stride[2], p->dim);
@@ -86,8 +94,7 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
             const T *out = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];      /* [D] */
             T *dq = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                       /* [D] */
             ACC lse = ((const ACC *)p->lse)[(b * p->heads + h) * p->sq + i], delta = NAME(dot)(dout, out, dim);
-            const int32_t *at = p->documents ? p->documents + 2 * b * p->sq + i : NULL; /* start; the end is sq further */
-            const XtSeen seen = xt_seen(p->causal, p->window, i, p->sq, p->skv, at ? at[0] : 0, at ? at[p->sq] : p->skv);
+            const XtSeen seen = keys_of(p->documents, p->causal, p->window, b, i, p->sq, p->skv);
             for (int64_t d = 0; d < dim; d++) sum_q[d] = 0;
             for (int64_t j = seen.begin; j < seen.end; j++) {
                 const T *kj = k + j * p->k_stride[2], *vj = v + j * p->v_stride[2]; /* [D] */

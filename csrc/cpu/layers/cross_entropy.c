@@ -22,26 +22,45 @@
 /* A large vocabulary is summed in blocks: 50000 terms added one by one would cost two digits of float32. */
 enum { BLOCK = 1024 };
 
+typedef struct Targets {
+    const int64_t *at; /* [rows] */
+    int64_t vocab, ignore_index, first;
+    bool linear;
+} Targets;
+
+#define TARGETS(p, from) \
+    (&(const Targets){   \
+        .at = (p)->targets, .vocab = (p)->vocab, .ignore_index = (p)->ignore_index, .first = (from), .linear = (p)->linear})
+
+static XtStatus wrong_target(const Targets *t, int64_t target, int64_t r) {
+    return xt_error(
+        XT_INDEX_ERROR, "%s must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64 " at position %" PRId64,
+        t->linear ? "linear_cross_entropy: targets" : "cross_entropy: target", t->vocab, t->ignore_index, target, t->first + r);
+}
+
+/* *target = that of row r. */
+XT_INLINE XtStatus read_target(const Targets *t, int64_t r, int64_t *target) {
+    *target = XT_READ_ONCE(t->at + r);
+    return (uint64_t)*target < (uint64_t)t->vocab || *target == t->ignore_index ? XT_OK : wrong_target(t, *target, r);
+}
+
 #define XT_TEMPLATE "cpu/layers/cross_entropy.c"
 #include "cpu/each_float.h"
 
-static XtStatus check_targets(bool linear, const int64_t *targets, int64_t rows, int64_t vocab, int64_t ignore_index,
-                              int64_t first) {
-    for (int64_t r = 0; r < rows; r++)
-        if ((targets[r] < 0 || targets[r] >= vocab) && targets[r] != ignore_index)
-            return xt_error(
-                XT_INDEX_ERROR, "%s must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64 " at position %" PRId64,
-                linear ? "linear_cross_entropy: targets" : "cross_entropy: target", vocab, ignore_index, targets[r], first + r);
+/* Before the pieces, so that the first wrong target is told. */
+static XtStatus check_targets(const Targets *t, int64_t rows) {
+    int64_t target;
+    for (int64_t r = 0; r < rows; r++) XT_CHECK(read_target(t, r, &target));
     return XT_OK;
 }
 
 XtStatus xt_cpu_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
-    XT_CHECK(check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index, p->first));
+    XT_CHECK(check_targets(TARGETS(p, p->first), p->rows));
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_fwd), (void *)p);
 }
 
 XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
-    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index, 0);
+    XtStatus status = check_targets(TARGETS(p, 0), p->rows);
     if (status != XT_OK || p->vocab == 0) return status;
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_bwd), (void *)p);
 }
@@ -78,9 +97,8 @@ XT_INLINE void NAME(gradient_row)(T *dx, const T *x, int64_t vocab, int64_t targ
     dx[target] = at_target;
 }
 
-XT_INLINE void NAME(forward_row)(const XtCrossEntropyFwd *p, int64_t r, ACC cap) {
+XT_INLINE void NAME(forward_row)(const XtCrossEntropyFwd *p, int64_t r, int64_t target, ACC cap) {
     const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
-    int64_t target = p->targets[r];
     ACC max = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : max)
     for (int64_t v = 0; v < p->vocab; v++) {
@@ -107,23 +125,27 @@ XT_INLINE void NAME(forward_row)(const XtCrossEntropyFwd *p, int64_t r, ACC cap)
 
 XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, int64_t end) {
     const XtCrossEntropyFwd *p = context;
-    for (int64_t r = begin; r < end; r++) {
-        if (p->softcap > 0) NAME(forward_row)(p, r, (ACC)p->softcap);
-        else NAME(forward_row)(p, r, 0);
+    const Targets *targets = TARGETS(p, p->first);
+    for (int64_t r = begin, target; r < end; r++) {
+        XT_CHECK(read_target(targets, r, &target));
+        if (p->softcap > 0) NAME(forward_row)(p, r, target, (ACC)p->softcap);
+        else NAME(forward_row)(p, r, target, 0);
     }
     return XT_OK;
 }
 
 XT_FAST static XtStatus NAME(cross_entropy_bwd)(void *context, int64_t begin, int64_t end) {
     const XtCrossEntropyBwd *p = context;
-    for (int64_t r = begin; r < end; r++) {
+    const Targets *targets = TARGETS(p, 0);
+    for (int64_t r = begin, target; r < end; r++) {
+        XT_CHECK(read_target(targets, r, &target));
         const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
         T *dx = (T *)p->dlogits + r * p->ld;           /* [vocab] */
         ACC factor = ((const ACC *)p->dlosses)[r * p->dloss_stride] * (ACC)p->scale;
         ACC lse = ((const ACC *)p->lse)[r], growth = NAME(z_growth)(p->z, lse);
-        bool ignored = p->targets[r] == p->ignore_index;
-        if (p->softcap > 0) NAME(gradient_row)(dx, x, p->vocab, p->targets[r], ignored, (ACC)p->softcap, lse, growth, factor);
-        else NAME(gradient_row)(dx, x, p->vocab, p->targets[r], ignored, 0, lse, growth, factor);
+        bool ignored = target == p->ignore_index;
+        if (p->softcap > 0) NAME(gradient_row)(dx, x, p->vocab, target, ignored, (ACC)p->softcap, lse, growth, factor);
+        else NAME(gradient_row)(dx, x, p->vocab, target, ignored, 0, lse, growth, factor);
     }
     return XT_OK;
 }

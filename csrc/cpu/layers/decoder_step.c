@@ -73,7 +73,7 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
     T *gate = attended + queries, *up = gate + f, *y = up + f, *stream = y + c;                     /* [F], [F], [C], [C] */
     NAME(rope_frequencies)(frequency, &p->base, dim);
     for (int64_t b = begin; b < end; b++) {
-        const int64_t position = p->positions[b];
+        const int64_t position = XT_READ_ONCE(p->positions + b);
         const bool known = position >= 0 && position < p->length;
         T *x = p->head ? stream : (T *)p->out + b * c; /* [C] */
         memcpy(x, (const T *)p->x + b * c, (size_t)c * sizeof(T));

@@ -32,35 +32,50 @@ typedef struct Place {
 #define XT_TEMPLATE "cpu/layers/embedding.c"
 #include "cpu/each_float.h"
 
+static XtStatus wrong_id(int64_t id, int64_t r, int64_t vocab) {
+    return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %" PRId64 "), got %" PRId64 " at position %" PRId64, vocab, id,
+                    r);
+}
+
+/* *id = ids[r]. */
+XT_INLINE XtStatus read_id(const int64_t *ids, int64_t r, int64_t vocab, int64_t *id) {
+    *id = XT_READ_ONCE(ids + r);
+    return (uint64_t)*id < (uint64_t)vocab ? XT_OK : wrong_id(*id, r, vocab);
+}
+
+/* Before the pieces, so that the first wrong id is told. */
 static XtStatus check_ids(const int64_t *ids, int64_t rows, int64_t vocab) {
-    for (int64_t r = 0; r < rows; r++)
-        if (ids[r] < 0 || ids[r] >= vocab)
-            return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %" PRId64 "), got %" PRId64 " at position %" PRId64,
-                            vocab, ids[r], r);
+    int64_t id;
+    for (int64_t r = 0; r < rows; r++) XT_CHECK(read_id(ids, r, vocab, &id));
     return XT_OK;
 }
 
 /* Rows of one element of type U; of other sizes memcpy is as fast. */
-#define COPY(U)                                                        \
-    case sizeof(U): {                                                  \
-        const U *weight = p->weight; /* [vocab] */                     \
-        U *out = p->out;             /* [rows] */                      \
-        for (int64_t r = begin; r < end; r++) out[r] = weight[ids[r]]; \
-        return XT_OK;                                                  \
+#define COPY(U)                                          \
+    case sizeof(U): {                                    \
+        const U *weight = p->weight; /* [vocab] */       \
+        U *out = p->out;             /* [rows] */        \
+        for (int64_t r = begin; r < end; r++) {          \
+            XT_CHECK(read_id(p->ids, r, p->vocab, &id)); \
+            out[r] = weight[id];                         \
+        }                                                \
+        return XT_OK;                                    \
     }
 
 static XtStatus embedding_fwd(void *context, int64_t begin, int64_t end) {
     const XtEmbeddingFwd *p = context;
-    const int64_t *ids = p->ids;                               /* [rows] */
     size_t nbytes = (size_t)p->cols * xt_dtype_size(p->dtype); /* of a row */
+    int64_t id;
     switch (p->cols == 1 ? nbytes : 0) {
         COPY(uint8_t)
         COPY(uint16_t)
         COPY(uint32_t)
         COPY(uint64_t)
     }
-    for (int64_t r = begin; r < end; r++)
-        memcpy((char *)p->out + (size_t)r * nbytes, (const char *)p->weight + (size_t)p->ids[r] * nbytes, nbytes);
+    for (int64_t r = begin; r < end; r++) {
+        XT_CHECK(read_id(p->ids, r, p->vocab, &id));
+        memcpy((char *)p->out + (size_t)r * nbytes, (const char *)p->weight + (size_t)id * nbytes, nbytes);
+    }
     return XT_OK;
 }
 
@@ -70,13 +85,17 @@ XtStatus xt_cpu_embedding_fwd(const XtEmbeddingFwd *p) {
     return xt_parallel(p->rows, xt_row_grain(p->cols, 16384), embedding_fwd, (void *)p);
 }
 
-/* start [vocab + 1], order [rows] from ids [rows]. */
-static void group_by_id(int64_t *start, int64_t *order, const int64_t *ids, int64_t rows, int64_t vocab) {
+/* start [vocab + 1], order [rows] from ids [rows]; id [rows]: scratch, what was read of them. */
+static XtStatus group_by_id(int64_t *start, int64_t *order, int64_t *id, const int64_t *ids, int64_t rows, int64_t vocab) {
     memset(start, 0, (size_t)vocab * sizeof *start);
-    for (int64_t r = 0; r < rows; r++) start[ids[r]]++;
-    for (int64_t v = 1; v < vocab; v++) start[v] += start[v - 1];       /* now the end of each list */
-    for (int64_t r = rows - 1; r >= 0; r--) order[--start[ids[r]]] = r; /* filled from the back, each list ends up in row order */
+    for (int64_t r = 0; r < rows; r++) {
+        XT_CHECK(read_id(ids, r, vocab, &id[r]));
+        start[id[r]]++;
+    }
+    for (int64_t v = 1; v < vocab; v++) start[v] += start[v - 1];      /* now the end of each list */
+    for (int64_t r = rows - 1; r >= 0; r--) order[--start[id[r]]] = r; /* filled from the back, each list ends up in row order */
     start[vocab] = rows;
+    return XT_OK;
 }
 
 static int by_id_and_row(const void *a, const void *b) {
@@ -94,12 +113,16 @@ static XtStatus clear_rows(void *context, int64_t begin, int64_t end) {
 
 /* Few of the ids occur: zeros everywhere, then a list for each that does. */
 static XtStatus few_ids(const XtEmbeddingBwd *p) {
-    if (!p->accumulate) XT_CHECK(xt_parallel(p->vocab, xt_row_grain(p->cols, 1 << 18), clear_rows, (void *)p));
     size_t nbytes = (size_t)p->rows * (sizeof(Place) + 3 * sizeof(int64_t)) + sizeof(int64_t);
     Place *places = malloc(nbytes); /* [rows] */
     if (!places) return xt_error(XT_OUT_OF_MEMORY, "embedding: scratch of %zu bytes could not be allocated", nbytes);
     int64_t *order = (int64_t *)(places + p->rows), *id = order + p->rows, *start = id + p->rows, lists = 0; /* start [rows + 1] */
-    for (int64_t r = 0; r < p->rows; r++) places[r] = (Place){p->ids[r], r};
+    XtStatus status = XT_OK;
+    for (int64_t r = 0; r < p->rows; r++) {
+        XT_TRY(read_id(p->ids, r, p->vocab, &places[r].id));
+        places[r].row = r;
+    }
+    if (!p->accumulate) XT_TRY(xt_parallel(p->vocab, xt_row_grain(p->cols, 1 << 18), clear_rows, (void *)p));
     qsort(places, (size_t)p->rows, sizeof *places, by_id_and_row);
     for (int64_t r = 0; r < p->rows; r++) {
         order[r] = places[r].row;
@@ -110,26 +133,29 @@ static XtStatus few_ids(const XtEmbeddingBwd *p) {
     start[lists] = p->rows;
     EmbeddingBwdJob job = {p, start, order, id, lists};
     int64_t tiles = p->cols / TILE + (p->cols % TILE != 0);
-    XtStatus status = xt_parallel(tiles * lists, xt_row_grain(p->cols < TILE ? p->cols : TILE, 16384),
-                                  XT_BY_FLOAT(p->dtype, embedding_bwd), &job);
+    status = xt_parallel(tiles * lists, xt_row_grain(p->cols < TILE ? p->cols : TILE, 16384), XT_BY_FLOAT(p->dtype, embedding_bwd),
+                         &job);
+done:
     free(places);
     return status;
 }
 
 XtStatus xt_cpu_embedding_bwd(const XtEmbeddingBwd *p) {
-    XtStatus status = check_ids(p->ids, p->rows, p->vocab);
-    if (status != XT_OK || p->cols == 0) return status;
+    if (p->cols == 0) return check_ids(p->ids, p->rows, p->vocab);
     if (p->rows < p->vocab / 8) return few_ids(p);
-    size_t nbytes = (size_t)(p->vocab + 1 + p->rows) * sizeof(int64_t);
+    size_t nbytes = (size_t)(p->vocab + 1 + 2 * p->rows) * sizeof(int64_t);
     int64_t *start = malloc(nbytes);
     if (!start) return xt_error(XT_OUT_OF_MEMORY, "embedding: scratch of %zu bytes could not be allocated", nbytes);
-    EmbeddingBwdJob job = {p, start, start + p->vocab + 1, NULL, p->vocab};
-    group_by_id(start, start + p->vocab + 1, p->ids, p->rows, p->vocab);
+    int64_t *order = start + p->vocab + 1, *id = order + p->rows; /* [rows] each */
+    EmbeddingBwdJob job = {p, start, order, NULL, p->vocab};
+    XtStatus status = XT_OK;
+    XT_TRY(group_by_id(start, order, id, p->ids, p->rows, p->vocab));
     int64_t tiles = (p->cols + TILE - 1) / TILE;
     /* A piece is about 16384 elements read or written: ids that occur often make for fewer rows of dweight in a piece. */
     int64_t mean = p->vocab > 0 ? 1 + p->rows / p->vocab : 1;
     status = xt_parallel(tiles * p->vocab, xt_row_grain((p->cols < TILE ? p->cols : TILE) * mean, 16384),
                          XT_BY_FLOAT(p->dtype, embedding_bwd), &job);
+done:
     free(start);
     return status;
 }

@@ -49,7 +49,7 @@ static XtStatus positions(void *context, int64_t begin, int64_t end) {
             int64_t apart = last < 0 ? 0 : p->index[k].strides[last], wrap = p->wrap ? size : 0;
             for (int d = 0; d <= last; d++) index += at[d] * p->index[k].strides[d];
             for (int64_t j = 0; j < n; j++) {
-                int64_t i = index[j * apart];
+                int64_t i = XT_READ_ONCE(index + j * apart);
                 if (i < 0) i += wrap;
                 if (i >= 0 && i < size) out[j] += i * stride;
                 else wrong_at(job, c + j);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
+from faults.table import CHANGED, CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
 
 _L = "csrc/cpu/layers/"
 _CONV = "csrc/cpu/conv/"
@@ -41,7 +41,7 @@ FAULTS = [
         "ignored rows get 0, even where the logits are not finite", CLAUSES + "test_ignored_rows_have_no_gradient_whatever_they_hold",
     ),
     Fault(
-        "cross_entropy: target vocab is allowed", _L + "cross_entropy.c", "targets[r] >= vocab)", "targets[r] > vocab)",
+        "cross_entropy: target vocab is allowed", _L + "cross_entropy.c", "(uint64_t)*target < (uint64_t)t->vocab", "(uint64_t)*target <= (uint64_t)t->vocab",
         "a target outside [0, vocab) is an IndexError", CLAUSES + "test_the_first_label_behind_the_vocabulary_is_refused",
     ),
     Fault(
@@ -49,7 +49,7 @@ FAULTS = [
         "each row has its own dloss", GRADIENT + "'cross_entropy and none'",
     ),
     Fault(
-        "cross_entropy: positions begin with each chunk", _L + "cross_entropy.c", ", first + r);", ", r);",
+        "cross_entropy: positions begin with each chunk", _L + "cross_entropy.c", "target, t->first + r);", "target, r);",
         "row 0 is reported as position `first`", "tests/ops/test_ops.py::test_error -k linear_cross_entropy",
     ),
     Fault(
@@ -101,8 +101,32 @@ FAULTS = [
         "int64_t tiles = p->cols > TILE ? p->cols / TILE : 1;", "every column is added up", CLAUSES + "test_more_columns_than_a_tile",
     ),
     Fault(
-        "embedding: id vocab is allowed", _L + "embedding.c", "ids[r] >= vocab)", "ids[r] > vocab)",
+        "embedding: id vocab is allowed", _L + "embedding.c", "(uint64_t)*id < (uint64_t)vocab", "(uint64_t)*id <= (uint64_t)vocab",
         "an id outside [0, vocab) is an IndexError", CLAUSES + "test_the_first_label_behind_the_vocabulary_is_refused",
+    ),
+    Fault(
+        "embedding: an id is not checked again", _L + "embedding.c", "XT_CHECK(read_id(p->ids, r, p->vocab, &id));\n        memcpy", "id = p->ids[r];\n        memcpy",
+        "an id is checked where it is used", CHANGED + "[embedding]",
+    ),
+    Fault(
+        "embedding: an id of one column is not checked again", _L + "embedding.c", "XT_CHECK(read_id(p->ids, r, p->vocab, &id)); \\", "id = p->ids[r]; \\",
+        "an id is checked where it is used", CHANGED + "[embedding_column]",
+    ),
+    Fault(
+        "embedding: ids are grouped by another reading", _L + "embedding.c", "order[--start[id[r]]] = r;", "order[--start[ids[r]]] = r;",
+        "an id is read once", CHANGED + "[embedding_bwd]",
+    ),
+    Fault(
+        "embedding: few ids are not checked", _L + "embedding.c", "XT_TRY(read_id(p->ids, r, p->vocab, &places[r].id));", "places[r].id = p->ids[r];",
+        "an id is checked where it is used", CHANGED + "[embedding_bwd_few]",
+    ),
+    Fault(
+        "cross_entropy: a target is not checked again", _L + "cross_entropy.c", "XT_CHECK(read_target(targets, r, &target));\n        if", "target = p->targets[r];\n        if",
+        "a target is checked where it is used", CHANGED + "[cross_entropy]",
+    ),
+    Fault(
+        "cross_entropy: the gradient's target is not checked again", _L + "cross_entropy.c", "XT_CHECK(read_target(targets, r, &target));\n        const",
+        "target = p->targets[r];\n        const", "a target is checked where it is used", CHANGED + "[cross_entropy_bwd]",
     ),
     Fault(
         "rms_norm: weight before rounding", _L + "row_loops.h", "STORE(LOAD(weight[j]) * LOAD(STORE(LOAD(x[j]) * rstd)))",
@@ -441,6 +465,10 @@ FAULTS = [
         "attention reference: rows that see nothing", "csrc/cpu/attention/reference.c", "STORE(seen.end > seen.begin ? sum_v[d] / sum : 0);",
         "STORE(sum_v[d] / sum);", "a row that sees nothing gives out = 0",
         "tests/ops/test_gemm_attention.py::test_rows_that_see_nothing_are_zero",
+    ),
+    Fault(
+        "attention reference: bounds are read again", "csrc/cpu/attention/reference.c", "end < skv ? end : skv);", "end);",
+        "no key outside the sequence", CHANGED + "[reference]",
     ),
     Fault(
         "attention: a window of one key more", "csrc/cpu/attention/attention.h", "place - window + 1 > start", "place - window > start",

@@ -10,6 +10,7 @@ GRADIENT = "tests/ops/test_ops.py::test_gradient_float64 -k "
 STRIDES = "tests/ops/test_ops.py::test_strides -k "
 BITS = "tests/ops/test_ops.py::test_same_bits -k "
 CLAUSES = "tests/ops/test_clauses.py::"
+CHANGED = "tests/ops/test_picking.py::test_what_another_thread_changes_leads_nowhere_else"
 
 # In this order, which is that of the rooms; a file each beside this one. The suite plants the first of each, which compiles quickly.
 ROOMS = (
