@@ -284,6 +284,9 @@ CHANGED = {
     "cross_entropy_bwd": ("i % 8", "y = F.cross_entropy(xt.randn(len(i), 8, requires_grad=True), x)", "y.backward(retain_graph=True)"),
     "chunks": ("i % 8", "a, w = (xt.randn(n, 1, requires_grad=True) for n in (len(i), 8))", "F.linear_cross_entropy(a, w, x, chunk_rows=5000).backward()"),
     "gather": ("i % 8", "w = xt.randn(8, requires_grad=True)", "w.gather(0, x).sum().backward()"),
+    "likeliest": ("(0 * i).astype('f4')[None]", "r = xt.tensor([1, 2])", "assert F.sample(x, r, temperature=0.0).item() < len(i)"),
+    "top_p": ("(0 * i).astype('f4')[None]", "r = xt.tensor([1, 2])", "assert F.sample(x, r, top_p=0.9).item() < len(i)"),
+    "top_k": ("(0 * i).astype('f4')[None]", "r = xt.tensor([1, 2])", "assert F.sample(x, r, top_k=9, top_p=0.5).item() < len(i)"),
     "reference": ("np.tile(F.document_bounds([[4, 4]]).numpy(), (2000, 1, 1))", "q = xt.randn(2000, 1, 8, 4, requires_grad=True); _C.use_attention_backend('reference')", "F.scaled_dot_product_attention(q, q, q, documents=x).sum().backward()"),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@
  *   top-p alone    weights are added up in bins of 1/64 octave; only the bin in which the limit lies is sorted
  *   neither        one pass adds the weights of blocks, the next finds the block and walks through it
  *
- * A piece is a row.
+ * A piece is a row. It is read several times, and another thread may change it meanwhile: then any token of it is drawn, or none (-1).
  */
 #ifndef T
 #include "contract/layers.h"
@@ -61,6 +61,13 @@ static void select_first(Item *items, int64_t count, int64_t k) {
     }
 }
 
+/* The bin of a logit that is `below` the largest one; of a NaN the last. */
+XT_INLINE int bin_of(float below, float factor) {
+    float bin = XT_MUL(below, factor * OCTAVE);
+    bin = bin < BINS - 1 ? bin : BINS - 1;
+    return bin > 0 ? (int)bin : 0;
+}
+
 /* How many of items, in the order of logits, belong to the nucleus of `limit` when `before` is the weight before them; adds to before. */
 static int64_t nucleus(const Item *items, int64_t count, uint64_t limit, uint64_t *before) {
     int64_t kept = 0;
@@ -80,7 +87,7 @@ static int64_t draw_item(Item *items, int64_t count, const XtSample *p, int64_t 
     qsort(items, (size_t)count, sizeof *items, by_index);
     uint64_t number = xt_draw_number((XtPhilox){(uint64_t)p->random[0], (uint64_t)p->random[1]}, (uint64_t)row, total), sum = 0;
     int64_t i = 0;
-    while ((sum += items[i].weight) <= number) i++;
+    while (i < count - 1 && (sum += items[i].weight) <= number) i++;
     return items[i].index;
 }
 
@@ -108,6 +115,19 @@ XT_FAST static ACC NAME(largest)(const T *x, int64_t count) { /* [count] */
         nans += v != v;
     }
     return nans ? (ACC)NAN : max;
+}
+
+/* The first of count elements that is `value`, or -1. */
+XT_FAST static int64_t NAME(first_of)(const T *x, int64_t count, ACC value) {
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        int64_t end = first + BLOCK < count ? first + BLOCK : count;
+        int found = 0;
+#pragma omp simd reduction(+ : found)
+        for (int64_t j = first; j < end; j++) found += LOAD(x[j]) == value;
+        for (int64_t j = first; found && j < end; j++)
+            if (LOAD(x[j]) == value) return j;
+    }
+    return -1;
 }
 
 /* weights[j] of x[0..count), count <= BLOCK */
@@ -175,12 +195,11 @@ static XtStatus NAME(find_nucleus)(const T *x, int64_t vocab, ACC max, float fac
     uint64_t sums[BINS] = {0}, weights[BLOCK], all = 0, before = 0;
     uint32_t counts[BINS] = {0};
     XtStatus status = XT_OK;
-#define BIN(v) (int)fminf(XT_MUL((float)(max - (v)), factor *OCTAVE), BINS - 1)
     for (int64_t first = 0; first < vocab; first += BLOCK) {
         int64_t count = vocab - first < BLOCK ? vocab - first : BLOCK;
         NAME(weigh)(weights, x + first, count, max, factor);
         for (int64_t j = 0; j < count; j++) {
-            int bin = BIN(LOAD(x[first + j]));
+            int bin = bin_of((float)(max - LOAD(x[first + j])), factor);
             sums[bin] += weights[j];
             counts[bin]++;
         }
@@ -188,20 +207,20 @@ static XtStatus NAME(find_nucleus)(const T *x, int64_t vocab, ACC max, float fac
     for (int b = 0; b < BINS; b++) all += sums[b];
     const uint64_t limit = xt_draw_limit(top_p, all);
     int bin = 0;
-    while (before + sums[bin] < limit) before += sums[bin++];
+    while (bin < BINS - 1 && before + sums[bin] < limit) before += sums[bin++];
     Item *items = malloc(counts[bin] * sizeof *items);
     if (!items)
         return xt_error(XT_OUT_OF_MEMORY, "sample: scratch of %zu bytes could not be allocated", counts[bin] * sizeof *items);
     int64_t count = 0;
-    for (int64_t j = 0; j < vocab; j++) {
+    for (int64_t j = 0; j < vocab && count < counts[bin]; j++) {
         ACC v = LOAD(x[j]);
-        if (BIN(v) == bin) items[count++] = (Item){.key = KEY(v), .weight = xt_draw_weight((float)(v - max), factor), .index = j};
+        if (bin_of((float)(max - v), factor) != bin) continue;
+        items[count++] = (Item){.key = KEY(v), .weight = xt_draw_weight((float)(v - max), factor), .index = j};
     }
-#undef BIN
     qsort(items, (size_t)count, sizeof *items, by_logit);
     count = nucleus(items, count, limit, &before);
-    *last = items[count - 1].index;
-    *least = LOAD(x[*last]);
+    *last = count > 0 ? items[count - 1].index : -1;
+    *least = count > 0 ? LOAD(x[*last]) : INFINITY;
     *total = before;
     free(items);
     return status;
@@ -214,7 +233,7 @@ static XtStatus NAME(sample_row)(const XtSample *p, int64_t row, const T *x, Ite
     *out = -1;
     if (!(max - max == 0)) return XT_OK;
     if (p->temperature == 0.0) {
-        while (!(LOAD(x[++*out]) == max)) {}
+        *out = NAME(first_of)(x, vocab, max);
         return XT_OK;
     }
     const float factor = xt_draw_factor(p->temperature);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.table import Fault
+from faults.table import CHANGED, Fault
 
 FAULTS = [
     Fault("edges: stats of integers", "csrc/cpu/reduce/stats.c", "s.wide = xt_wide_dtype(p->x.dtype) == XT_FLOAT32 ? XT_FLOAT32 : XT_FLOAT64;", "s.wide = p->x.dtype == XT_FLOAT64 ? XT_FLOAT64 : XT_FLOAT32;", "statistics of int64 in float64", "tests/ops/test_kernel_clauses.py::test_statistics_at_their_edges"),
@@ -52,6 +52,8 @@ FAULTS = [
     Fault("refusals: a list of moments is short", "csrc/ops/optimizer/lists.h", "    if (list->count != params->count)\n        return xt_error(XT_VALUE_ERROR, \"%s: %s must hold", "    if (list->count > params->count)\n        return xt_error(XT_VALUE_ERROR, \"%s: %s must hold", "a list has one tensor per parameter", "tests/core/test_refusals.py::test_refused_in_one_sentence"),
     Fault("refusals: a result is deep-copied", "csrc/py/tensor/methods.c", "    if (xt_is_leaf(tensor)) return 0;\n    PyErr_Format(PyExc_RuntimeError, \"%s: only leaf", "    if (xt_is_leaf(tensor) || tensor->ndim == 1) return 0;\n    PyErr_Format(PyExc_RuntimeError, \"%s: only leaf", "only leaf tensors are copied with their gradient", "tests/core/test_refusals.py::test_refused_in_one_sentence"),
     Fault("sample: least of the first", "csrc/cpu/layers/sample.c", "least = LOAD(x[items[k - 1].index]);", "least = LOAD(x[items[0].index]);", "the first top_k are left", "tests/ops/test_sample.py::test_the_k_most_likely_of_many"),
+    Fault("sample: a bin below the first", "csrc/cpu/layers/sample.c", "bin > 0 ? (int)bin : 0", "(int)bin", "another thread may change a row", CHANGED + "[top_p]"),
+    Fault("sample: a bin of more than were counted", "csrc/cpu/layers/sample.c", "j < vocab && count < counts[bin]; j++)", "j < vocab; j++)", "another thread may change a row", CHANGED + "[top_p]"),
     Fault("sample: zeros f64", "csrc/core/draw.h", "    x = x == 0.0 ? 0.0 : x;\n", "", "both zeros have one key", "tests/ops/test_sample.py::test_the_k_most_likely"),
     Fault("sample: k of the room", "csrc/cpu/layers/sample.c", "if (count > k) select_first(items, count, k);", "", "the first top_k are left", "tests/ops/test_sample.py::test_the_k_most_likely_of_many"),
     Fault("threads: most", "csrc/core/threads.c", "    if (count > MAX_THREADS) count = MAX_THREADS;\n", "", "at most 256 threads", "tests/core/test_core_rules.py::test_threads_of_the_environment"),
