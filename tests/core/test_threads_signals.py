@@ -26,6 +26,7 @@ def run(code: str, **kwargs) -> subprocess.CompletedProcess:
 LOOPS = {
     "small ops": "x = xt.ones(64, 64)\nwhile True:\n    y = (x * 2 + 1).sum()",
     "one long op": "x = xt.rand(3000, 3000)\nwhile True:\n    y = xt.matmul(x, x, backend='naive')",
+    "bounds of documents": "x = xt.tensor([[[0], [2**31 - 1]]] * 100, dtype=xt.int32).expand(100, 2, 2**31 - 1)\nwhile True:\n    xt._C.check_documents(x)",
     "training": "m = Qwen3(Qwen3Config(vocab_size=256, hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=24))\n"
     "ids = xt.randint(0, 256, (4, 64))\nwhile True:\n    m.loss(ids, ids).backward()",
 }

@@ -283,6 +283,24 @@ def test_the_check_says_what_the_op_says() -> None:
             _C.check_documents(xt.zeros(shape, dtype=dtype))
 
 
+@pytest.mark.on_cpu
+def test_rows_that_are_one_row_in_memory_are_checked_once() -> None:
+    """2^38 expanded rows, one by one, would take ten minutes, as would as many rows of no tokens: in a process of its own."""
+    code = """
+import xtrain as xt
+from xtrain import _C
+_C.check_documents(xt.tensor([[[0, 0, 2], [2, 2, 3]]], dtype=xt.int32).expand(2**38, 2, 3))
+_C.check_documents(xt.zeros(2**38, 2, 0, dtype=xt.int32))
+_C.check_documents(xt.zeros(0, 2, 1, dtype=xt.int32).expand(0, 2, 2**38))
+try:
+    _C.check_documents(xt.tensor([[[0, 0, 2], [2, 2, 4]]], dtype=xt.int32).expand(2**38, 2, 3))
+except ValueError as error:
+    print(error)
+"""
+    done = python("-c", code, timeout=60)
+    assert done.stdout.endswith("got 2 to 4 at token 2 of row 0\n"), done.stdout + done.stderr
+
+
 def test_what_is_refused() -> None:
     q, k, v = (x.float() for x in inputs())
     attend, bounds = F.scaled_dot_product_attention, F.document_bounds(LENGTHS)

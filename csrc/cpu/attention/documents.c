@@ -6,21 +6,35 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-XtStatus xt_cpu_attention_documents(const XtAttentionDocuments *p) {
+enum { ASK = 1 << 16 }; /* tokens between two looks for Ctrl-C */
+
+/* Tokens [first, last) of row b. */
+static XtStatus check_tokens(const XtAttentionDocuments *p, int64_t b, int64_t first, int64_t last) {
     const int64_t seq = p->seq, step = p->stride[2];
-    for (int64_t b = 0; p->documents && b < p->batch; b++) {
-        const int32_t *start = p->documents + b * p->stride[0], *end = start + p->stride[1]; /* [seq] each */
-        for (int64_t i = 0; i < seq; i++, start += step, end += step) {
-            bool begins = i == 0 || i == end[-step];
-            bool right = begins ? *start == i && *end > i && *end <= seq : *start == start[-step] && *end == end[-step];
-            if (!right)
-                return xt_error(
-                    XT_VALUE_ERROR,
-                    "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got %d to %d "
-                    "at token %" PRId64 " of row %" PRId64,
-                    (int)*start, (int)*end, i, b);
-        }
+    const int32_t *start = p->documents + b * p->stride[0] + first * step, *end = start + p->stride[1]; /* [last - first] each */
+    for (int64_t i = first; i < last; i++, start += step, end += step) {
+        bool begins = i == 0 || i == end[-step];
+        bool right = begins ? *start == i && *end > i && *end <= seq : *start == start[-step] && *end == end[-step];
+        if (!right)
+            return xt_error(XT_VALUE_ERROR,
+                            "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got %d to %d "
+                            "at token %" PRId64 " of row %" PRId64,
+                            (int)*start, (int)*end, i, b);
     }
+    return XT_OK;
+}
+
+XtStatus xt_cpu_attention_documents(const XtAttentionDocuments *p) {
+    const int64_t seq = p->seq;
+    int64_t looked = 0;
+    for (int64_t b = 0; p->documents && seq > 0 && b < p->batch; b++)
+        for (int64_t first = 0, last; first < seq; first = last) {
+            last = seq - first < ASK ? seq : first + ASK;
+            looked += last - first;
+            if (looked >= ASK && xt_interrupted()) return XT_INTERRUPTED;
+            if (looked >= ASK) looked = 0;
+            XT_CHECK(check_tokens(p, b, first, last));
+        }
     return XT_OK;
 }
 

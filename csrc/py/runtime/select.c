@@ -62,7 +62,8 @@ static PyObject *run_check_documents(PyBound *bound) {
                      xt_shape_text(t->ndim, t->shape));
         return NULL;
     }
-    XtAttentionDocuments p = {t->data, t->shape[0], t->shape[2], {t->strides[0], t->strides[1], t->strides[2]}};
+    const int64_t rows = t->strides[0] == 0 && t->shape[0] > 1 ? 1 : t->shape[0]; /* expanded ones are one row */
+    XtAttentionDocuments p = {t->data, rows, t->shape[2], {t->strides[0], t->strides[1], t->strides[2]}};
     const XtBackend *backend;
     PyThreadState *saved = py_gil_leave();
     XtStatus status = xt_backend_for(t->storage->device, &backend);
