@@ -122,6 +122,17 @@ def test_a_byte_level_model_has_a_template(place, own, tmp_path) -> None:
     assert load_tokenizer(tmp_path / "m").files() == {**ByteTokenizer().files(), **words}
 
 
+@pytest.mark.parametrize("template", ["", "{% if false %}{{ messages }}{% endif %}"], ids=["empty", "writes nothing"])
+def test_a_template_that_writes_nothing(template, tmp_path) -> None:
+    """Is told by the name of the model; a command without a message has asked for nothing."""
+    save(tmp_path / "m", {**ByteTokenizer().files(), "chat_template.jinja": template.encode()}, 256)
+    done = talk(tmp_path / "m", "how are you?\n")
+    told = f"xtrain: error: data: the chat template of {tmp_path / 'm'} writes nothing for these messages\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+    done = talk(tmp_path / "m", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_message_may_be_any_bytes_and_the_input_closed(tmp_path, words, monkeypatch) -> None:
     """Bytes that are no UTF-8, in a message and in --system, are what they are in a text file."""
     size = 1 + max(json.loads(words["tokenizer.json"])["model"]["vocab"].values()) + 2

@@ -7,6 +7,7 @@ import io
 import sys
 
 from .. import _C, saving
+from ..errors import DataError
 from ..generation import stream_text
 from ..tokenizers import ChatTemplate, load_tokenizer
 from ..train import rundir
@@ -68,6 +69,8 @@ def command(arguments: list[str]) -> int:
         asked = [*messages, {"role": "user", "content": line.rstrip("\n")}]
         text = template.render(asked, add_generation_prompt=True)
         ids = tokenizer.encode(text.encode("utf-8", "surrogateescape"))
+        if len(ids) == 0:
+            raise DataError(f"data: the chat template of {template.name} writes nothing for these messages")
         if len(ids) >= room:
             print(
                 f"xtrain: the conversation has {len(ids)} tokens, the model takes {room}: /new begins anew",

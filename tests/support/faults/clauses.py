@@ -179,6 +179,7 @@ FAULTS = [
     Fault("chat: one seed", "xtrain/cli/chat.py", "options[\"seed\"] = (values[\"seed\"] + answers) % 2**63", "options[\"seed\"] = values[\"seed\"]", "each further answer adds 1", "tests/nn/test_streaming.py::test_each_answer_has_a_seed_of_its_own"),
     Fault("chat: answers are not counted", "xtrain/cli/chat.py", "        answers += 1\n", "", "each further answer adds 1", "tests/nn/test_streaming.py::test_each_answer_has_a_seed_of_its_own"),
     Fault("chat: no room for an answer", "xtrain/cli/chat.py", "        if len(ids) >= room:\n", "        if len(ids) > room:\n", "a conversation that fills the model", "tests/nn/test_streaming.py::test_a_conversation_that_is_too_long"),
+    Fault("chat: a template that writes nothing", "xtrain/cli/chat.py", "        if len(ids) == 0:\n", "        if False:\n", "the template is told", "tests/data/test_chat.py::test_a_template_that_writes_nothing"),
     Fault("chat: threads", "xtrain/cli/chat.py", "if values[\"threads\"]:\n        _C.set_num_threads(values[\"threads\"])", "if values[\"threads\"]:\n        _C.get_num_threads()", "threads", "tests/nn/test_streaming.py::test_answers_stop"),
     Fault("sample: warnings are swallowed", "xtrain/cli/sample.py", "    for warning in told:\n", "    for warning in told[:0]:\n", "warnings are shown", "tests/train/test_option_clauses.py::test_what_sampling_hands_on"),
     Fault("sample: no averages", "xtrain/cli/sample.py", "ema=values[\"ema\"]", "ema=False", "--ema", "tests/train/test_option_clauses.py::test_what_sampling_hands_on"),
