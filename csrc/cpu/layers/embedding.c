@@ -43,28 +43,37 @@ XT_INLINE XtStatus read_id(const int64_t *ids, int64_t r, int64_t vocab, int64_t
     return (uint64_t)*id < (uint64_t)vocab ? XT_OK : wrong_id(*id, r, vocab);
 }
 
+XT_FAST static bool are_ids(const int64_t *ids, int64_t rows, int64_t vocab) {
+    uint64_t wrong = 0;
+#pragma omp simd reduction(| : wrong)
+    for (int64_t r = 0; r < rows; r++) wrong |= (uint64_t)ids[r] >= (uint64_t)vocab;
+    return !wrong;
+}
+
 /* Before the pieces, so that the first wrong id is told. */
 static XtStatus check_ids(const int64_t *ids, int64_t rows, int64_t vocab) {
     int64_t id;
+    if (are_ids(ids, rows, vocab)) return XT_OK;
     for (int64_t r = 0; r < rows; r++) XT_CHECK(read_id(ids, r, vocab, &id));
     return XT_OK;
 }
 
 /* Rows of one element of type U; of other sizes memcpy is as fast. */
-#define COPY(U)                                          \
-    case sizeof(U): {                                    \
-        const U *weight = p->weight; /* [vocab] */       \
-        U *out = p->out;             /* [rows] */        \
-        for (int64_t r = begin; r < end; r++) {          \
-            XT_CHECK(read_id(p->ids, r, p->vocab, &id)); \
-            out[r] = weight[id];                         \
-        }                                                \
-        return XT_OK;                                    \
+#define COPY(U)                                    \
+    case sizeof(U): {                              \
+        const U *weight = p->weight; /* [vocab] */ \
+        U *out = p->out;             /* [rows] */  \
+        for (int64_t r = begin; r < end; r++) {    \
+            XT_CHECK(read_id(ids, r, vocab, &id)); \
+            out[r] = weight[id];                   \
+        }                                          \
+        return XT_OK;                              \
     }
 
 static XtStatus embedding_fwd(void *context, int64_t begin, int64_t end) {
     const XtEmbeddingFwd *p = context;
     size_t nbytes = (size_t)p->cols * xt_dtype_size(p->dtype); /* of a row */
+    const int64_t *ids = p->ids, vocab = p->vocab;             /* [rows] */
     int64_t id;
     switch (p->cols == 1 ? nbytes : 0) {
         COPY(uint8_t)
@@ -73,7 +82,7 @@ static XtStatus embedding_fwd(void *context, int64_t begin, int64_t end) {
         COPY(uint64_t)
     }
     for (int64_t r = begin; r < end; r++) {
-        XT_CHECK(read_id(p->ids, r, p->vocab, &id));
+        XT_CHECK(read_id(ids, r, vocab, &id));
         memcpy((char *)p->out + (size_t)r * nbytes, (const char *)p->weight + (size_t)id * nbytes, nbytes);
     }
     return XT_OK;

@@ -105,11 +105,11 @@ FAULTS = [
         "an id outside [0, vocab) is an IndexError", CLAUSES + "test_the_first_label_behind_the_vocabulary_is_refused",
     ),
     Fault(
-        "embedding: an id is not checked again", _L + "embedding.c", "XT_CHECK(read_id(p->ids, r, p->vocab, &id));\n        memcpy", "id = p->ids[r];\n        memcpy",
+        "embedding: an id is not checked again", _L + "embedding.c", "XT_CHECK(read_id(ids, r, vocab, &id));\n        memcpy", "id = ids[r];\n        memcpy",
         "an id is checked where it is used", CHANGED + "[embedding]",
     ),
     Fault(
-        "embedding: an id of one column is not checked again", _L + "embedding.c", "XT_CHECK(read_id(p->ids, r, p->vocab, &id)); \\", "id = p->ids[r]; \\",
+        "embedding: an id of one column is not checked again", _L + "embedding.c", "XT_CHECK(read_id(ids, r, vocab, &id)); \\", "id = ids[r]; \\",
         "an id is checked where it is used", CHANGED + "[embedding_column]",
     ),
     Fault(
