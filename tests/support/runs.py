@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable
@@ -106,3 +107,34 @@ def weights(directory: Path) -> bytes:
     """Every byte that a resumed run continues from."""
     names = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
     return b"".join((directory / name).read_bytes() for name in names if (directory / name).exists())
+
+
+def raced(given: str, change: str, call: str, seconds: float) -> None:
+    """In a process of its own, `call` again and again while another thread runs `change`. It may raise IndexError or ValueError, but the
+    process lives.
+    """
+    code = f"""
+import threading, time
+import numpy as np
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+{given}
+done = threading.Event()
+def changes():
+    while not done.is_set():
+{textwrap.indent(change, " " * 8)}
+thread = threading.Thread(target=changes, daemon=True)
+thread.start()
+end = time.monotonic() + {seconds}
+while time.monotonic() < end:
+    try:
+{textwrap.indent(call, " " * 8)}
+    except (IndexError, ValueError):
+        pass
+done.set()
+thread.join()
+print("done")
+"""
+    done = python("-c", code, timeout=60)
+    assert done.stdout == "done\n", done.stdout + done.stderr
